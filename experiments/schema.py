@@ -1,0 +1,222 @@
+"""The columns of a result row: the one list that the runner writes by and every reader reads by.
+
+A column's kind says where its number comes from, and the kinds are never mixed: *measured* was timed or read
+on a GPU, *counted* comes from the CPU machine's counters, *modelled* from a kernel's closed form.
+"""
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any
+
+import pyarrow as pa
+
+SCHEMA_VERSION = 1
+
+STATUSES = ("ok", "incorrect", "unsupported", "compile_error", "oom", "cuda_error", "crash", "timeout",
+            "throttled", "interrupted")
+# What another try may change. `unsupported` and `incorrect` are answers, and a retry would only repeat them.
+RETRYABLE = frozenset({"compile_error", "oom", "cuda_error", "crash", "timeout", "throttled", "incorrect"})
+
+_STRING, _INT, _FLOAT, _BOOL = pa.string(), pa.int64(), pa.float64(), pa.bool_()
+_TIME, _SAMPLES = pa.timestamp("us", tz="UTC"), pa.list_(pa.float32())
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: its name, Arrow type, unit ("" when it has none), kind and meaning."""
+
+    name: str
+    type: pa.DataType
+    unit: str
+    kind: str
+    meaning: str
+
+
+def _columns() -> tuple[Column, ...]:
+    groups = {"identity": _IDENTITY, "provenance": _PROVENANCE, "parameter": _PARAMETERS, "plan": _PLAN,
+              "measured": _MEASURED, "counted": _COUNTED, "modelled": _MODELLED, "derived": _DERIVED,
+              "outcome": _OUTCOME}
+    return tuple(Column(name, kind_type, unit, kind, meaning)
+                 for kind, rows in groups.items() for name, kind_type, unit, meaning in rows)
+
+
+_IDENTITY = (
+    ("run_id", _STRING, "", "the run that made the row"),
+    ("suite", _STRING, "", "the suite the case belongs to"),
+    ("case_id", _STRING, "", "hash of the case's canonical parameters"),
+    ("attempt", _INT, "", "1 for the first try of the case in this run, then 2, 3, …"),
+    ("status", _STRING, "", "how the attempt ended: " + ", ".join(STATUSES)),
+    ("error", _STRING, "", "why it did not end ok, in a sentence; empty otherwise"),
+)
+_PROVENANCE = (
+    ("started_at", _TIME, "", "when the attempt began"),
+    ("finished_at", _TIME, "", "when the attempt ended"),
+    ("machine", _STRING, "", "cpu (the SIMT machine) or gpu"),
+    ("device", _STRING, "", "the device's name"),
+    ("arch", _STRING, "", "what the kernel was compiled for: cpu, sm_80, sm_90a, …"),
+    ("device_uuid", _STRING, "", "the GPU's UUID"),
+    ("host", _STRING, "", "the host's name"),
+    ("source_hash", _STRING, "", "12 hex digits over the kernel's source, headers and constants"),
+)
+_PARAMETERS = (
+    ("kernel", _STRING, "", "the kernel's name"),
+    ("family", _STRING, "", "prefill, decode, cache or probe"),
+    ("model", _STRING, "", "the model whose head counts the shape has"),
+    ("b", _INT, "", "batch"),
+    ("h", _INT, "", "query heads"),
+    ("hkv", _INT, "", "key/value heads"),
+    ("m", _INT, "", "queries a sequence"),
+    ("n", _INT, "", "keys a sequence; for a ragged batch, null"),
+    ("d", _INT, "", "head dim"),
+    ("dtype", _STRING, "", "element type of Q, K, V and O"),
+    ("causal", _BOOL, "", "bottom-right aligned causal mask"),
+    ("page_size", _INT, "tokens", "tokens a page of the KV cache holds"),
+    ("layout", _STRING, "", "order of the dense arrays' dimensions"),
+    ("page_order", _STRING, "", "sorted: a sequence's pages lie in order; shuffled: at random in the pool"),
+    ("lengths_source", _STRING, "", "uniform, or the request log the lengths come from"),
+    ("tokens", _INT, "tokens", "sum of the batch's context lengths"),
+    ("max_len", _INT, "tokens", "longest context length of the batch"),
+    ("constants", _STRING, "", "tunable constants the case sets, as JSON"),
+    ("seed", _INT, "", "seed of the random inputs"),
+    ("cache_mode", _STRING, "", "cold: L2 flushed before every sample; warm: not"),
+    ("bytes", _INT, "B", "bytes a probe moves"),
+    ("mode", _STRING, "", "launch: a plain launch; graph: a CUDA graph replayed"),
+)
+_PLAN = (
+    ("grid", _STRING, "", "grid of every launch, as JSON"),
+    ("block", _STRING, "", "threads a thread block of every launch, as JSON"),
+    ("smem_bytes", _INT, "B", "largest shared memory a launch asks for"),
+    ("registers", _INT, "", "largest register count of a thread"),
+    ("spill_bytes", _INT, "B", "bytes of registers spilled, all launches"),
+    ("constants_used", _STRING, "", "every constant of the plan, as JSON"),
+)
+_MEASURED = (
+    ("measured_time_us", _FLOAT, "µs", "median time of one run"),
+    ("measured_time_q1_us", _FLOAT, "µs", "first quartile"),
+    ("measured_time_q3_us", _FLOAT, "µs", "third quartile"),
+    ("measured_time_min_us", _FLOAT, "µs", "shortest sample"),
+    ("measured_samples_us", _SAMPLES, "µs", "every sample, in order"),
+    ("measured_n_samples", _INT, "", "number of samples"),
+    ("measured_stop_reason", _STRING, "", "why sampling stopped"),
+    ("measured_host_us", _FLOAT, "µs", "host time of one call"),
+    ("measured_empty_us", _FLOAT, "µs", "time of an empty kernel in the same mode; never subtracted"),
+    ("measured_sm_clock_mhz", _FLOAT, "MHz", "median SM clock while sampling"),
+    ("measured_sm_clock_min_mhz", _FLOAT, "MHz", "lowest SM clock while sampling"),
+    ("measured_power_w", _FLOAT, "W", "board power after sampling"),
+    ("measured_temperature_c", _FLOAT, "°C", "GPU temperature after sampling"),
+    ("measured_throttle_reasons", _STRING, "", "NVML clock event reasons after sampling, comma separated"),
+    ("measured_peak_pool_bytes", _INT, "B", "peak of the memory pool: inputs, outputs and scratch"),
+    ("measured_device_used_bytes", _INT, "B", "device memory in use with the case's buffers alive"),
+)
+_COUNTED = (
+    ("counted_launches", _INT, "", "kernel launches of one run"),
+    ("counted_blocks", _INT, "", "thread blocks executed"),
+    ("counted_barriers", _INT, "", "block-wide and named barriers completed"),
+    ("counted_mma", _INT, "", "mma.sync instructions, one a warp"),
+    ("counted_atomics", _INT, "", "global atomic operations, one a lane"),
+    ("counted_bytes_loaded", _INT, "B", "global bytes the kernels requested to read"),
+    ("counted_bytes_stored", _INT, "B", "global bytes the kernels requested to write"),
+)
+_MODELLED = (
+    ("modelled_flops", _INT, "flop", "useful floating-point operations"),
+    ("modelled_bytes_loaded", _INT, "B", "global bytes read, closed form"),
+    ("modelled_bytes_stored", _INT, "B", "global bytes written, closed form"),
+    ("modelled_launches", _INT, "", "kernel launches, closed form"),
+    ("modelled_scratch_bytes", _INT, "B", "scratch in global memory, closed form"),
+    ("modelled_peak_bytes", _INT, "B", "inputs + outputs + scratch, closed form"),
+)
+_DERIVED = (
+    ("measured_tflops", _FLOAT, "TFLOP/s", "modelled_flops over measured_time_us; null without flops"),
+    ("measured_gbps", _FLOAT, "GB/s", "modelled bytes, read and written, over measured_time_us"),
+    ("measured_tokens_per_s", _FLOAT, "tokens/s", "tokens over measured_time_us: one layer's attention only"),
+)
+_OUTCOME = (
+    ("max_err", _FLOAT, "", "largest |O - reference|"),
+    ("tolerance", _FLOAT, "", "what max_err may be"),
+    ("lse_err", _FLOAT, "", "largest |LSE - reference|"),
+    ("lse_tolerance", _FLOAT, "", "what lse_err may be"),
+    ("check", _STRING, "", "full: every row compared; sampled: chosen rows, and finiteness of the rest"),
+    ("emulation_s", _FLOAT, "s", "wall time of one run on the CPU machine; says nothing about a GPU"),
+)
+
+COLUMNS = _columns()
+NAMES = tuple(c.name for c in COLUMNS)
+BY_NAME = {c.name: c for c in COLUMNS}
+ARROW = pa.schema([pa.field(c.name, c.type) for c in COLUMNS])
+# A row without a correctness pass carries none of these.
+PERFORMANCE = tuple(n for n in NAMES if n.startswith("measured_")
+                    and n not in ("measured_peak_pool_bytes", "measured_device_used_bytes"))
+
+
+def derive(row: dict[str, Any]) -> dict[str, Any]:
+    """Fill the columns of kind "derived" from the others, in place; what cannot be derived stays None."""
+    time_us = row.get("measured_time_us")
+    flops, tokens = row.get("modelled_flops"), row.get("tokens")
+    moved = (row.get("modelled_bytes_loaded") or 0) + (row.get("modelled_bytes_stored") or 0)
+    timed = time_us is not None and time_us > 0
+    row["measured_tflops"] = flops / time_us / 1e6 if timed and flops else None
+    row["measured_gbps"] = moved / time_us / 1e3 if timed and moved else None
+    row["measured_tokens_per_s"] = tokens / time_us * 1e6 if timed and tokens else None
+    return row
+
+
+def encode(row: dict[str, Any]) -> dict[str, Any]:
+    """The row as plain JSON values: nulls left out, NaN and infinities as strings, times in ISO 8601 UTC.
+
+    Raises
+    ------
+    KeyError
+        A key that is no column.
+    """
+    out = {}
+    for name, value in row.items():
+        column = BY_NAME[name]
+        if value is None:
+            continue
+        if pa.types.is_list(column.type):
+            out[name] = [_encode_float(float(v)) for v in value]
+        elif pa.types.is_floating(column.type):
+            out[name] = _encode_float(float(value))
+        elif pa.types.is_timestamp(column.type):
+            out[name] = value.astimezone(timezone.utc).isoformat(timespec="microseconds")
+        elif pa.types.is_integer(column.type):
+            out[name] = int(value)
+        elif pa.types.is_boolean(column.type):
+            out[name] = bool(value)
+        else:
+            out[name] = str(value)
+    return out
+
+
+def _encode_float(value: float) -> float | str:
+    return value if math.isfinite(value) else str(value)
+
+
+def decode(raw: dict[str, Any]) -> dict[str, Any]:
+    """The inverse of `encode`: every column present, typed, None where absent; unknown keys are dropped.
+
+    Raises
+    ------
+    ValueError, TypeError
+        A value that its column cannot hold.
+    """
+    return {c.name: None if raw.get(c.name) is None else _decode_value(c, raw[c.name]) for c in COLUMNS}
+
+
+def _decode_value(column: Column, value: Any) -> Any:
+    if pa.types.is_list(column.type):
+        return [float(v) for v in value]
+    if pa.types.is_floating(column.type):
+        return float(value)
+    if pa.types.is_timestamp(column.type):
+        return datetime.fromisoformat(value)
+    if pa.types.is_integer(column.type) or pa.types.is_boolean(column.type):
+        wanted = int if pa.types.is_integer(column.type) else bool
+        if type(value) is not wanted:
+            raise TypeError(f"{column.name}: expected {wanted.__name__}, got {value!r}")
+        return value
+    if not isinstance(value, str):
+        raise TypeError(f"{column.name}: expected a string, got {value!r}")
+    return value

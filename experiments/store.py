@@ -1,0 +1,357 @@
+"""Where results live: a run folder with a manifest, journals and one parquet, and a reader that trusts none.
+
+A run folder holds `manifest.json` (the plan and the environment, written first), one `journal-<worker>.jsonl`
+a worker (one fsynced line an attempt) and, once the run ends, `part.parquet`. Parquet cannot be read before
+its writer closes it, so a run in progress is read from its journals.
+"""
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from experiments.schema import ARROW, SCHEMA_VERSION, decode, encode
+
+MANIFEST, PART = "manifest.json", "part.parquet"
+# From schema version -> the function that lifts a table to the next version. Empty while there is only one.
+MIGRATIONS: dict[int, Callable[[pa.Table], pa.Table]] = {}
+_ARROW_ERRORS = (OSError, pa.ArrowException, ValueError, KeyError, TypeError, NotImplementedError)
+
+
+class StoreError(RuntimeError):
+    """The store cannot be written; the message says which file and why. What was written before stays."""
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """A run that was found: its folder, its manifest ({} when unreadable), whether it has its parquet."""
+
+    path: Path
+    manifest: dict[str, Any]
+    complete: bool
+
+    @property
+    def run_id(self) -> str:
+        return self.manifest.get("run_id", self.path.name)
+
+
+@dataclass
+class Loaded:
+    """What `read_runs` found.
+
+    Attributes
+    ----------
+    frame : pandas.DataFrame
+        Every column of the schema, Arrow-typed (null and NaN stay different), plus `run_path`, the folder.
+    quarantined : list of (Path, str)
+        Files that could not be read, each with the reason.
+    torn_lines : int
+        Journal lines that are cut off or not rows.
+    runs : list of RunInfo
+        The runs found, oldest first by name.
+    """
+
+    frame: pd.DataFrame
+    quarantined: list[tuple[Path, str]] = field(default_factory=list)
+    torn_lines: int = 0
+    runs: list[RunInfo] = field(default_factory=list)
+
+
+def write_atomic(path: Path, write: Callable[[Path], None]) -> None:
+    """Write a hidden file beside `path` and rename it: a reader sees the old file or the new, never a half.
+
+    Raises
+    ------
+    StoreError
+        The disk is full or the folder cannot be written.
+    """
+    hidden = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        write(hidden)
+        with open(hidden, "rb") as handle:
+            os.fsync(handle.fileno())
+        os.replace(hidden, path)
+    except OSError as error:
+        raise StoreError(_write_reason(path, error)) from error
+    finally:
+        hidden.unlink(missing_ok=True)
+
+
+def write_manifest(run: Path, manifest: dict[str, Any]) -> None:
+    """Write `manifest.json`, atomically."""
+    text = json.dumps(manifest, indent=1, ensure_ascii=False, allow_nan=False, sort_keys=True)
+    write_atomic(run / MANIFEST, lambda hidden: hidden.write_text(text + "\n", encoding="utf-8"))
+
+
+def read_manifest(run: Path) -> dict[str, Any]:
+    """The run's manifest.
+
+    Raises
+    ------
+    StoreError
+        It is missing or not a JSON object.
+    """
+    try:
+        manifest = json.loads((run / MANIFEST).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise StoreError(f"{run / MANIFEST}: cannot be read ({error.strerror}); is this a run?") from error
+    except ValueError as error:
+        raise StoreError(f"{run / MANIFEST}: is not JSON ({error})") from error
+    if not isinstance(manifest, dict):
+        raise StoreError(f"{run / MANIFEST}: expected a JSON object")
+    return manifest
+
+
+class Journal:
+    """An append-only file of rows: each is on the disk when `append` returns. One writer, so no locks."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        try:
+            self._handle = open(path, "ab", buffering=0)
+            # After a kill the last line may be torn; starting a new one keeps the damage to that line.
+            if self._handle.tell() > 0 and not _ends_with_newline(path):
+                self._write(b"\n")
+        except OSError as error:
+            raise StoreError(_write_reason(path, error)) from error
+
+    def append(self, row: dict[str, Any]) -> None:
+        """Write one row and fsync.
+
+        Raises
+        ------
+        StoreError
+            The disk is full or the file cannot be written.
+        """
+        line = json.dumps(encode(row), ensure_ascii=False, allow_nan=False).encode() + b"\n"
+        try:
+            self._write(line)
+        except OSError as error:
+            raise StoreError(_write_reason(self.path, error)) from error
+
+    def _write(self, data: bytes) -> None:
+        while data:  # a raw write may be short, on a disk that is nearly full for one
+            data = data[self._handle.write(data):]
+        try:
+            os.fsync(self._handle.fileno())
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # pipes and character devices cannot be synchronised
+                raise
+
+    def close(self) -> None:
+        self._handle.close()
+
+
+def _ends_with_newline(path: Path) -> bool:
+    with open(path, "rb") as handle:
+        handle.seek(-1, os.SEEK_END)
+        return handle.read(1) == b"\n"
+
+
+def _write_reason(path: Path, error: OSError) -> str:
+    if error.errno == errno.ENOSPC:
+        return f"{path}: the disk is full; free some space, then resume the run (what was measured is kept)"
+    if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
+        return f"{path}: cannot be written ({error.strerror}); choose a writable folder with --out DIR"
+    return f"{path}: cannot be written ({error.strerror or error})"
+
+
+def read_journals(run: Path) -> tuple[list[dict[str, Any]], int, list[tuple[Path, str]]]:
+    """Rows of every journal of a run, the number of torn lines, and the journals that could not be opened."""
+    rows, torn, bad = [], 0, []
+    for path in sorted(run.glob("journal-*.jsonl")):
+        try:
+            lines = path.read_bytes().split(b"\n")
+        except OSError as error:
+            bad.append((path, f"cannot be read ({error.strerror})"))
+            continue
+        for line in filter(None, lines):
+            row = _parse_line(line)
+            torn += row is None
+            if row is not None:
+                rows.append(row)
+    return rows, torn, bad
+
+
+def _parse_line(line: bytes) -> dict[str, Any] | None:
+    try:
+        raw = json.loads(line)
+        row = decode(raw)
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        return None
+    return row if row["case_id"] and row["attempt"] is not None and row["status"] else None
+
+
+def write_part(run: Path, rows: Iterable[dict[str, Any]], manifest: dict[str, Any]) -> Path:
+    """Write the run's `part.parquet` from all its rows and return its path.
+
+    Explicit schema, zstd, page checksums; the footer carries the schema version, the run's id and environment,
+    and a digest of the rows, because page checksums do not cover the footer itself.
+    """
+    rows = [decode(encode(row)) for row in rows]
+    footer = {"schema_version": str(SCHEMA_VERSION), "run_id": manifest.get("run_id", run.name),
+              "environment": json.dumps(manifest.get("environment", {}), ensure_ascii=False)}
+    arrays = [pa.array([row[f.name] for row in rows], type=f.type) for f in ARROW]
+    table = pa.Table.from_arrays(arrays, schema=ARROW)
+    table = table.replace_schema_metadata({**footer, "rows_sha256": _digest(table)})
+    write_atomic(run / PART, lambda hidden: pq.write_table(
+        table, hidden, compression="zstd", write_page_checksum=True))
+    return run / PART
+
+
+def _digest(table: pa.Table) -> str:
+    """Hash of the values themselves, the same before writing and after reading."""
+    plain = [pa.field(f.name, pa.int64() if pa.types.is_timestamp(f.type) else f.type) for f in table.schema]
+    rows = table.cast(pa.schema(plain)).to_pylist()
+    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
+
+
+def read_part(path: Path) -> pa.Table:
+    """One parquet file in today's schema.
+
+    Raises
+    ------
+    StoreError
+        Truncated, empty, damaged, not one of ours, or written by a newer version.
+    """
+    try:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            table = file.read()
+        footer = {k.decode(): v.decode() for k, v in (table.schema.metadata or {}).items()}
+        if "schema_version" not in footer:
+            raise StoreError(f"{path}: has no schema_version in its footer, so it is not a result file")
+        version = int(footer["schema_version"])
+        if version > SCHEMA_VERSION:
+            raise StoreError(f"{path}: has schema version {version}, newer than the {SCHEMA_VERSION} known "
+                             "here; update the project")
+        if footer.get("rows_sha256") != _digest(table):
+            raise StoreError(f"{path}: is damaged (its rows do not match their digest)")
+        for step in range(version, SCHEMA_VERSION):
+            table = MIGRATIONS[step](table)
+        return conform(table)
+    except _ARROW_ERRORS as error:
+        size = path.stat().st_size if path.exists() else 0
+        reason = "is empty" if size == 0 else f"cannot be read ({_first_line(error)})"
+        raise StoreError(f"{path}: {reason}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]
+
+
+def conform(table: pa.Table) -> pa.Table:
+    """Today's columns, in order and typed: missing ones null, unknown ones dropped."""
+    arrays = []
+    for wanted in ARROW:
+        if wanted.name in table.column_names:
+            arrays.append(table.column(wanted.name).cast(wanted.type))
+        else:
+            arrays.append(pa.chunked_array([pa.nulls(table.num_rows, wanted.type)]))
+    return pa.Table.from_arrays(arrays, schema=ARROW)
+
+
+def find_runs(paths: Iterable[Path | str] | Path | str) -> list[Path]:
+    """Every run below the paths: folders with a manifest, a part or a journal, and files named singly."""
+    found: dict[Path, None] = {}
+    for path in [paths] if isinstance(paths, (str, Path)) else paths:
+        path = Path(path)
+        if path.is_file():
+            found[path] = None
+        elif path.is_dir():
+            for folder, below, files in os.walk(path):
+                below[:] = sorted(name for name in below if not name.startswith("."))
+                if MANIFEST in files or any(_is_data(name) for name in files):
+                    found[Path(folder)] = None
+    return sorted(found)
+
+
+def _is_data(name: str) -> bool:
+    return not name.startswith(".") and (
+        name.endswith(".parquet") or (name.startswith("journal-") and name.endswith(".jsonl")))
+
+
+def read_runs(paths: Iterable[Path | str] | Path | str, *, attempts: str = "latest") -> Loaded:
+    """Read every run below `paths`, one file at a time; whatever cannot be read is set aside with its reason.
+
+    Parameters
+    ----------
+    paths : path or paths
+        Run folders, folders that hold some, or single parquet files. Missing ones hold nothing.
+    attempts : {"latest", "all"}
+        "latest" keeps one row a case and run.
+
+    Returns
+    -------
+    Loaded
+    """
+    if attempts not in ("latest", "all"):
+        raise ValueError(f"attempts: expected 'latest' or 'all', got {attempts!r}")
+    loaded = Loaded(_to_frame([]))
+    tables = []
+    for path in find_runs(paths):
+        table = _read_one(path, loaded)
+        table = _distinct(table, latest=attempts == "latest")
+        where = path if path.is_dir() else path.parent
+        tables.append(table.append_column("run_path", pa.array([str(where)] * table.num_rows, pa.string())))
+    loaded.frame = _to_frame(tables)
+    return loaded
+
+
+def _read_one(path: Path, loaded: Loaded) -> pa.Table:
+    """The attempts of one run, journals before parquet, with what is wrong noted in `loaded`."""
+    tables = [ARROW.empty_table()]
+    manifest: dict[str, Any] = {}
+    parts = [path]
+    if path.is_dir():
+        rows, torn, bad = read_journals(path)
+        loaded.torn_lines += torn
+        loaded.quarantined += bad
+        tables.append(pa.Table.from_pylist(rows, schema=ARROW))
+        parts = sorted(p for p in path.glob("*.parquet") if not p.name.startswith("."))
+        if (path / MANIFEST).exists():
+            try:
+                manifest = read_manifest(path)
+            except StoreError as error:
+                loaded.quarantined.append((path / MANIFEST, str(error)))
+    for part in parts:
+        try:
+            tables.append(read_part(part))
+        except StoreError as error:
+            loaded.quarantined.append((part, str(error)))
+    loaded.runs.append(RunInfo(path, manifest, complete=bool(parts)))
+    return pa.concat_tables(tables)
+
+
+def _distinct(table: pa.Table, *, latest: bool) -> pa.Table:
+    """One row an attempt (a journal and its parquet hold the same ones), or only each case's last attempt."""
+    ids = zip(table["run_id"].to_pylist(), table["case_id"].to_pylist(), table["attempt"].to_pylist())
+    chosen: dict[tuple, tuple[int, int]] = {}
+    for index, (run, case, attempt) in enumerate(ids):
+        key = (run, case) if latest else (run, case, attempt)
+        if key not in chosen or (attempt or 0) > chosen[key][0]:
+            chosen[key] = (attempt or 0, index)
+    return table.take(pa.array(sorted(index for _, index in chosen.values()), pa.int64()))
+
+
+def _to_frame(tables: list[pa.Table]) -> pd.DataFrame:
+    empty = ARROW.append(pa.field("run_path", pa.string())).empty_table()
+    return pa.concat_tables([empty, *tables]).to_pandas(types_mapper=pd.ArrowDtype).reset_index(drop=True)
+
+
+def stale(frame: pd.DataFrame, hashes: dict[str, str]) -> pd.Series:
+    """Whether each row was made by another source than its kernel has today.
+
+    `hashes` maps a kernel's name to today's hash; rows of other kernels, or without a hash, are not stale.
+    """
+    pairs = zip(frame["kernel"], frame["source_hash"])
+    old = [kernel in hashes and pd.notna(was) and was != hashes[kernel] for kernel, was in pairs]
+    return pd.Series(old, index=frame.index, dtype=bool)
