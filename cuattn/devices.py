@@ -1,7 +1,8 @@
 """What a plan may know about a device, and a table of cards with their datasheet rates.
 
-Rates are the vendor's: dense (no sparsity), float32 accumulation, at boost clock; memory is nominal. They are upper
-bounds to compare with, never measurements; where the suite `ceilings` has been run, its measured rates replace them.
+Rates are the vendor's: dense (no sparsity), float32 accumulation, at boost clock; memory is nominal. They are
+upper bounds to compare with, never measurements; where the suite `ceilings` has been run, its measured rates
+replace them.
 """
 from __future__ import annotations
 
@@ -55,15 +56,17 @@ class Device:
         return 0 if self.arch == "cpu" else int(self.arch[3:].rstrip("a"))
 
 
-# The CPU machine takes the largest shared memory of any card so that every kernel fits, and few multiprocessors:
-# a plan that fills the device then still splits a small problem, but not into more than a laptop runs quickly.
+# The CPU machine takes the largest shared memory of any card so that every kernel fits, and few
+# multiprocessors: a plan that fills the device then still splits a small problem, but not into more parts
+# than a laptop runs quickly.
 CPU = Device("cpu", "cpu", 8, 227 * KIB, 228 * KIB, 4 * MIB, 2 * GIB)
 
 
 def _card(name, arch, sms, smem, l2_mib, memory_gib, gbps, tflops) -> Device:
     # From sm_80 on, the driver keeps 1 KiB of each block's shared memory for itself.
     reserved = 0 if arch == "sm_75" else KIB
-    return Device(name, arch, sms, smem * KIB - reserved, smem * KIB, l2_mib * MIB, memory_gib * GIB, gbps, tflops)
+    per_block, per_sm = smem * KIB - reserved, smem * KIB
+    return Device(name, arch, sms, per_block, per_sm, l2_mib * MIB, memory_gib * GIB, gbps, tflops)
 
 
 #             name        arch     SMs  smem  L2  memory  GB/s   TFLOP/s
@@ -102,14 +105,15 @@ def lookup(name: str) -> Device | None:
     Parameters
     ----------
     name : str
-        The table's own name in any case ("h200", "rtx-4090", "cpu"), or the driver's ("NVIDIA A100-SXM4-80GB").
-        Siblings with other rates (Ti, Laptop, PCIe, NVL, MIG slices) are not taken for the card they are named after.
+        The table's own name in any case ("h200", "rtx-4090", "cpu"), or the driver's ("NVIDIA
+        A100-SXM4-80GB"). Siblings with other rates (Ti, Laptop, PCIe, NVL, MIG slices) are not taken for the
+        card they are named after.
     """
     words = _words(name)
     if words == {"CPU"}:
         return CPU
     if "A100" in words:
-        # The PCIe A100s have the same chip and about the same bandwidth (within 6 %); only a MIG slice differs.
+        # The PCIe A100 is the same chip with about the same bandwidth (within 6 %); only a MIG slice differs.
         forty = "40" in words or "40GB" in words
         eighty = "80" in words or "80GB" in words
         return None if "MIG" in words or forty == eighty else CARDS["A100-40" if forty else "A100-80"]
@@ -144,7 +148,7 @@ def from_driver(
     name: str, compute_capability: tuple[int, int], *, sms: int, smem_per_block: int, smem_per_sm: int,
     l2_bytes: int, memory_bytes: int, registers_per_sm: int = 65536,
 ) -> Device:
-    """The card that is really there: limits as its driver reports them, rates from the table if it knows the card.
+    """The card that is really there: limits as its driver reports them, rates from the table if it is in it.
 
     Compute capability 9.0 becomes "sm_90a", because only that target has wgmma and setmaxnreg.
     """

@@ -1,0 +1,148 @@
+"""The one comparison: whether a kernel's output is right, and by how much it is off.
+
+Builds float64 and dense same-dtype results for all rows, or for a sample where there are too many, and judges
+by the tolerance in `cuattn.verdict`. Arrays may be NumPy or CuPy; everything is computed where they live.
+"""
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from cuattn.dense import dense, dense_rows
+from cuattn.reference import append_kv, attention_rows, bits, default_scale, gather, visible_keys, widen
+from cuattn.uniform import Probe, check_probe, uniform_probe
+from cuattn.verdict import Mismatch, Verdict, array_module, check, distance, index_of
+
+__all__ = [
+    "Mismatch", "Probe", "Verdict", "check", "check_append", "check_attention", "check_decode", "check_probe",
+    "dense", "sample_rows", "uniform_probe",
+]
+
+# (query, key) pairs up to which every row is checked; beyond, the reference would take more than seconds.
+FULL_PAIRS = {"numpy": 1 << 24, "cupy": 1 << 30}
+SAMPLES = 256
+
+
+def sample_rows(b: int, h: int, m: int, count: int = SAMPLES, seed: int = 0) -> np.ndarray:
+    """(b, m, h) of at least `count` rows (all, if there are fewer), sorted.
+
+    The first and the last head hold every row where tiles begin and end: both ends of the array and the
+    neighbours of multiples of 16, 64 and 128 near its start, middle and end. The rest is drawn at random.
+    """
+    if b * h * m <= count:
+        return _every_row(b, h, m)
+    near = {0, m // 2, m - 1}
+    multiples = {t * (at // t + step) for at in near for t in (16, 64, 128) for step in (0, 1)}
+    edges = near | {1, m - 2} | {at + off for at in multiples for off in (-1, 0, 1)}
+    chosen = {(i, r, j) for i, j in ((0, 0), (b - 1, h - 1)) for r in edges if 0 <= r < m}
+    rng = np.random.default_rng(seed)
+    while len(chosen) < count:
+        chosen.add((int(rng.integers(b)), int(rng.integers(m)), int(rng.integers(h))))
+    return np.array(sorted(chosen), np.int64)
+
+
+def _every_row(b, h, m) -> np.ndarray:
+    return np.stack(np.meshgrid(np.arange(b), np.arange(m), np.arange(h), indexing="ij"), -1).reshape(-1, 3)
+
+
+def _take(x, rows, order):
+    """x[rows] where `order` says which of (b, m, h) each leading axis is."""
+    xp = array_module(x)
+    return bits(x)[tuple(xp.asarray(rows[:, axis]) for axis in order)].view(x.dtype)
+
+
+def _check_finite(o, lse, visible) -> str:
+    """Empty, or what is wrong: values must be finite exactly where a row sees keys; `visible` is (B, M)."""
+    xp = array_module(o)
+    for i in range(o.shape[0]):
+        if not bool(xp.isfinite(widen(o[i], np.float32)).all()):
+            return f"O: NaN or infinite values in b={i}, outside the sampled rows"
+        sees = xp.asarray(visible[i] > 0)
+        if lse is not None and not bool((xp.isfinite(lse[i]) == sees).all()):
+            return f"LSE: in b={i} it is not finite where rows see keys, or finite where they see none"
+    return ""
+
+
+def _judge(q, keys, visible, o, lse, scale, rounding, sample, seed) -> Verdict:
+    """Compare all rows or some; `keys(b)` is one sequence's (k, v), (N, HKV, D) each; `visible` is (B, M)."""
+    xp, dtype = array_module(q), q.dtype.name
+    b, m, h, d = q.shape
+    if sample is None:
+        sample = int(visible.sum()) * h > FULL_PAIRS["numpy" if xp is np else "cupy"]
+    rows = sample_rows(b, h, m, seed=seed) if sample else _every_row(b, h, m)
+    size, dv = len(rows), o.shape[-1]
+    o_ref, lse_ref = xp.zeros((size, dv)), xp.full(size, -xp.inf)
+    o_dense, lse_dense = xp.zeros((size, dv), np.float32), xp.full(size, -xp.inf, np.float32)
+    v_max = 0.0
+    for i in np.unique(rows[:, 0]):
+        k, v = keys(int(i))
+        if v.size:
+            v_max = max(v_max, float(distance(widen(v, np.float32), xp.zeros(1, np.float32), xp).max()))
+        hkv = k.shape[1]
+        for g in range(hkv):
+            mine = np.flatnonzero((rows[:, 0] == i) & (rows[:, 2] * hkv // h == g))
+            if mine.size == 0:
+                continue
+            at, some = xp.asarray(mine), rows[mine]
+            head = _take(q, some, (0, 1, 2)), k[:, g], v[:, g], visible[i][some[:, 1]], scale
+            o_ref[at], lse_ref[at] = attention_rows(*head, xp)
+            o_dense[at], lse_dense[at] = dense_rows(*head, dtype, rounding, xp)
+    verdict = check(
+        _take(o, rows, (0, 1, 2)), None if lse is None else _take(lse, rows, (0, 2, 1)),
+        o_ref=o_ref, lse_ref=lse_ref, o_dense=o_dense, v_max=v_max, dtype=dtype,
+        lse_dense=lse_dense if rounding == "input" else None, rows=rows,
+    )
+    if not sample:
+        return replace(verdict, check="full")
+    wrong = _check_finite(o, lse, visible) if verdict.ok else ""
+    return replace(verdict, ok=False, message=wrong) if wrong else verdict
+
+
+def check_attention(
+    q, k, v, o, lse=None, *, causal=False, softmax_scale=None, rounding="float32", sample=None, seed=0
+) -> Verdict:
+    """Judge the output of dense attention.
+
+    Parameters
+    ----------
+    q : (B, M, H, D), k, v : (B, N, HKV, D), o : (B, M, H, D), lse : (B, H, M) or None
+        All NumPy or all CuPy.
+    rounding : str
+        The kernel row's `rounding`.
+    sample : bool, optional
+        True compares at least 256 rows and looks at the rest only for NaN and infinities; None decides by
+        size.
+    """
+    visible = np.broadcast_to(visible_keys(q.shape[1], k.shape[1], causal), q.shape[:2])
+    scale = default_scale(q.shape[3], softmax_scale)
+    return _judge(q, lambda i: (k[i], v[i]), visible, o, lse, scale, rounding, sample, seed)
+
+
+def check_decode(
+    q, k_cache, v_cache, block_table, cache_seqlens, o, lse=None, *,
+    softmax_scale=None, rounding="float32", sample=None, seed=0,
+) -> Verdict:
+    """Judge the output of paged decode; shapes as in `reference.decode`, the rest as in `check_attention`."""
+    lengths = [int(n) for n in cache_seqlens]
+
+    def keys(i):
+        return gather(k_cache, block_table[i], lengths[i]), gather(v_cache, block_table[i], lengths[i])
+
+    visible = np.array(lengths, np.int64).reshape(-1, 1)
+    scale = default_scale(q.shape[3], softmax_scale)
+    return _judge(q, keys, visible, o, lse, scale, rounding, sample, seed)
+
+
+def check_append(k, v, k_before, v_before, block_table, cache_seqlens, k_after, v_after) -> Verdict:
+    """Whether an append wrote the new rows bit for bit and nothing else; shapes: `reference.append_kv`."""
+    expected = append_kv(k, v, k_before, v_before, block_table, cache_seqlens, array_module(k))
+    for name, got, want in (("k_cache", k_after, expected[0]), ("v_cache", v_after, expected[1])):
+        integer = np.dtype(f"uint{8 * want.dtype.itemsize}")
+        differ = got.view(integer) != want.view(integer)
+        count = int(differ.sum())
+        if count:
+            index = index_of(int(differ.argmax()), want.shape, None)
+            message = f"{name}: {count} elements have other bits, the first at (page, slot, h, d) = {index}"
+            return Verdict(False, float("inf"), 0.0, 0.0, 0.0, index, message)
+    return Verdict(True, 0.0, 0.0, 0.0, 0.0, (), "both caches hold the expected bits")

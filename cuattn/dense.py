@@ -1,0 +1,74 @@
+"""Dense attention in the inputs' own dtype: what a plain library computes, the tolerance's yardstick."""
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+
+from cuattn.reference import MAX_SCORES, default_scale, visible_keys, widen
+
+
+def eps(dtype: str) -> float:
+    """Distance from 1 to the next number of that dtype."""
+    return float(ml_dtypes.finfo(np.dtype(dtype)).eps)
+
+
+def round_to(x, dtype: str, xp=np):
+    """float32 values rounded to the nearest of `dtype`, still float32."""
+    if dtype != "bfloat16":
+        return x.astype(dtype).astype(np.float32)
+    raw = x.view(np.uint32)
+    half_to_even = np.uint32(0x7FFF) + ((raw >> 16) & np.uint32(1))
+    nearest = (raw + half_to_even) & np.uint32(0xFFFF0000)
+    return xp.where(xp.isnan(x), x, nearest.view(np.float32))
+
+
+def dense_rows(q, k, v, visible, softmax_scale, dtype, rounding="float32", xp=np):
+    """`reference.attention_rows` computed as a dense implementation in `dtype` would: (o, lse), both float32.
+
+    Scores and softmax in float32 (scores rounded to `dtype` first where `rounding` is "input"), P rounded to
+    `dtype`, P V summed in float32, O rounded to `dtype`.
+    """
+    rows, n = q.shape[0], k.shape[0]
+    o, lse = xp.zeros((rows, v.shape[1]), np.float32), xp.full(rows, -xp.inf, np.float32)
+    if n == 0:
+        return o, lse
+    k, v = widen(k, np.float32), widen(v, np.float32)
+    visible, key = xp.asarray(visible), xp.arange(n)
+    step = max(1, MAX_SCORES // n)
+    for r in range(0, rows, step):
+        part = slice(r, r + step)
+        s = np.float32(softmax_scale) * (widen(q[part], np.float32) @ k.T)
+        s = round_to(s, dtype, xp) if rounding == "input" else s
+        s = xp.where(key < visible[part, None], s, np.float32(-np.inf))
+        top = s.max(axis=1)
+        shift = xp.where(top == -xp.inf, np.float32(0), top)
+        p = xp.exp(s - shift[:, None])
+        total = p.sum(axis=1)
+        empty = total == 0
+        total = xp.where(empty, np.float32(1), total)
+        o[part] = round_to(round_to(p / total[:, None], dtype, xp) @ v, dtype, xp)
+        lse[part] = xp.where(empty, np.float32(-np.inf), shift + xp.log(total))
+    return o, lse
+
+
+def dense(q, k, v, causal=False, softmax_scale=None, xp=np, rounding="float32"):
+    """Dense attention over whole arrays; see `dense_rows` for where it rounds.
+
+    Parameters
+    ----------
+    q : (B, M, H, D), k, v : (B, N, HKV, D)
+    rounding : {"float32", "input"}
+        Precision of the scores before the softmax.
+
+    Returns
+    -------
+    o : (B, M, H, D) float32, holding values of the inputs' dtype
+    """
+    (b, m, h, d), (n, hkv) = q.shape, k.shape[1:3]
+    scale, visible = default_scale(d, softmax_scale), visible_keys(m, n, causal)
+    o = xp.zeros((b, m, h, v.shape[3]), np.float32)
+    for i in range(b):
+        for j in range(h):
+            head = q[i, :, j], k[i, :, j * hkv // h], v[i, :, j * hkv // h]
+            o[i, :, j] = dense_rows(*head, visible, scale, q.dtype.name, rounding, xp)[0]
+    return o

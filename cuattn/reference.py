@@ -1,0 +1,196 @@
+"""Attention in float64, written to be believed: one function an op, no tiling, no tricks.
+
+Every function takes an array module `xp` (numpy or cupy) and returns float64 arrays. What a kernel computes
+is judged against these by `cuattn.compare`.
+"""
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+MAX_SCORES = 1 << 25  # scores held at once: 256 MiB in float64
+
+
+def bits(x):
+    """A 16-bit float array as uint16 where its module may not know the type (bfloat16); others unchanged."""
+    return x.view(np.uint16) if x.dtype.name == "bfloat16" else x
+
+
+def widen(x, dtype=np.float64):
+    """`x` in a wider float type, exactly; bfloat16 by its bits, since not every array module can cast it."""
+    if x.dtype.name == "bfloat16":
+        return (x.view(np.uint16).astype(np.uint32) << 16).view(np.float32).astype(dtype, copy=False)
+    return x.astype(dtype, copy=False)
+
+
+def default_scale(d: int, softmax_scale: float | None) -> float:
+    """1/√D unless the caller names a scale."""
+    return 1.0 / math.sqrt(d) if softmax_scale is None else float(softmax_scale)
+
+
+def visible_keys(m: int, n: int, causal: bool) -> np.ndarray:
+    """How many of the N keys each of the M query rows sees, (M,) int64; causal is bottom-right aligned."""
+    if not causal:
+        return np.full(m, n, np.int64)
+    return np.clip(np.arange(m) + (n - m + 1), 0, n)
+
+
+def attention_rows(q, k, v, visible, softmax_scale, xp=np):
+    """Rows of one head: row r attends to the first `visible[r]` keys.
+
+    Parameters
+    ----------
+    q : (R, D), k : (N, D), v : (N, DV)
+        Any float dtype.
+    visible : (R,) int
+        Keys each row sees; 0 gives o = 0 and lse = -inf.
+    softmax_scale : float
+
+    Returns
+    -------
+    o : (R, DV) float64
+    lse : (R,) float64, natural logarithm
+    """
+    rows, n = q.shape[0], k.shape[0]
+    o = xp.zeros((rows, v.shape[1]))
+    lse = xp.full(rows, -xp.inf)
+    if n == 0:
+        return o, lse
+    k, v = widen(k), widen(v)  # (N, D), (N, DV)
+    visible, key = xp.asarray(visible), xp.arange(n)  # (R,), (N,)
+    step = max(1, MAX_SCORES // n)
+    for r in range(0, rows, step):
+        part = slice(r, r + step)
+        s = softmax_scale * (widen(q[part]) @ k.T)  # (R, N)
+        s = xp.where(key < visible[part, None], s, -xp.inf)  # (R, N)
+        top = s.max(axis=1)  # (R,)
+        shift = xp.where(top == -xp.inf, 0.0, top)  # (R,), so that a row without keys subtracts no infinity
+        p = xp.exp(s - shift[:, None])  # (R, N)
+        total = p.sum(axis=1)  # (R,)
+        empty = total == 0  # (R,)
+        total = xp.where(empty, 1.0, total)  # (R,)
+        o[part] = (p @ v) / total[:, None]  # (R, DV)
+        lse[part] = xp.where(empty, -xp.inf, shift + xp.log(total))  # (R,)
+    return o, lse
+
+
+def attention(q, k, v, causal=False, softmax_scale=None, xp=np):
+    """Dense attention, O = softmax(scale · Q Kᵀ) V, one head at a time.
+
+    Parameters
+    ----------
+    q : (B, M, H, D), k : (B, N, HKV, D), v : (B, N, HKV, DV)
+        Query head h reads KV head h // (H / HKV).
+    causal : bool
+        Bottom-right aligned: row i sees keys 0 … i + N − M.
+    softmax_scale : float, optional
+        1/√D by default.
+
+    Returns
+    -------
+    o : (B, M, H, DV) float64
+    lse : (B, H, M) float64
+        Natural logarithm of the sum of exponentials of the scaled scores. A row that sees no key has o = 0
+        and lse = -inf.
+    """
+    (b, m, h, d), (n, hkv) = q.shape, k.shape[1:3]
+    scale, visible = default_scale(d, softmax_scale), visible_keys(m, n, causal)
+    o = xp.zeros((b, m, h, v.shape[3]))  # (B, M, H, DV)
+    lse = xp.full((b, h, m), -xp.inf)  # (B, H, M)
+    for i in range(b):
+        for j in range(h):
+            g = j * hkv // h
+            o[i, :, j], lse[i, j] = attention_rows(q[i, :, j], k[i, :, g], v[i, :, g], visible, scale, xp)
+    return o, lse
+
+
+def gather(cache, block_table, length: int):
+    """The first `length` tokens of one sequence, (length, HKV, D), out of (num_pages, page_size, HKV, D).
+
+    Only table entries that hold tokens are read, so the others may contain anything.
+    """
+    page_size = cache.shape[1]
+    pages = block_table[: -(-length // page_size)]  # (pages,)
+    tokens = bits(cache)[pages].reshape(-1, *cache.shape[2:])[:length]  # (length, HKV, D)
+    return tokens.view(cache.dtype)
+
+
+def decode(q, k_cache, v_cache, block_table, cache_seqlens, softmax_scale=None, xp=np):
+    """One query token a sequence against its paged keys and values.
+
+    Parameters
+    ----------
+    q : (B, 1, H, D)
+    k_cache, v_cache : (num_pages, page_size, HKV, D)
+    block_table : (B, max_pages) int32
+    cache_seqlens : (B,) int32
+        Tokens of each sequence; what the cache holds beyond them has no influence, be it NaN.
+
+    Returns
+    -------
+    o : (B, 1, H, D) float64
+    lse : (B, H, 1) float64
+    """
+    b, _, h, _ = q.shape
+    o = xp.zeros((b, 1, h, v_cache.shape[3]))  # (B, 1, H, DV)
+    lse = xp.full((b, h, 1), -xp.inf)  # (B, H, 1)
+    for i in range(b):
+        length = int(cache_seqlens[i])
+        k = gather(k_cache, block_table[i], length)[None]  # (1, N, HKV, D)
+        v = gather(v_cache, block_table[i], length)[None]  # (1, N, HKV, DV)
+        o[i : i + 1], lse[i : i + 1] = attention(q[i : i + 1], k, v, False, softmax_scale, xp)
+    return o, lse
+
+
+def append_kv(k, v, k_cache, v_cache, block_table, cache_seqlens, xp=np):
+    """Copies of the caches with T new tokens a sequence behind its first `cache_seqlens[b]` ones.
+
+    Parameters
+    ----------
+    k, v : (B, T, HKV, D)
+    k_cache, v_cache : (num_pages, page_size, HKV, D)
+    block_table : (B, max_pages) int32
+    cache_seqlens : (B,) int32
+        Lengths before the append.
+    """
+    k_cache, v_cache = k_cache.copy(), v_cache.copy()
+    page_size = k_cache.shape[1]
+    for i in range(k.shape[0]):
+        for t in range(k.shape[1]):
+            position = int(cache_seqlens[i]) + t
+            page, slot = int(block_table[i, position // page_size]), position % page_size
+            k_cache[page, slot] = k[i, t]  # (HKV, D)
+            v_cache[page, slot] = v[i, t]  # (HKV, D)
+    return k_cache, v_cache
+
+
+def merge_states(o_a, lse_a, o_b, lse_b, xp=np):
+    """Attention over the union of two disjoint sets of keys, from the result over each.
+
+    Parameters
+    ----------
+    o_a, o_b : (B, M, H, D)
+    lse_a, lse_b : (B, H, M)
+
+    Returns
+    -------
+    o : (B, M, H, D) float64
+    lse : (B, H, M) float64
+        Where one state is empty (lse = -inf) the other comes back as it is; where both are, (0, -inf).
+    """
+    a, b = widen(lse_a), widen(lse_b)  # (B, H, M)
+    top = xp.maximum(a, b)  # (B, H, M)
+    shift = xp.where(top == -xp.inf, 0.0, top)  # (B, H, M)
+    weight_a, weight_b = xp.exp(a - shift), xp.exp(b - shift)  # (B, H, M)
+    total = weight_a + weight_b  # (B, H, M)
+    empty = total == 0  # (B, H, M)
+    safe = xp.where(empty, 1.0, total)  # (B, H, M)
+
+    def part(weight, o):
+        share = xp.swapaxes(weight / safe, 1, 2)[..., None]  # (B, M, H, 1)
+        # An empty state's O has no meaning: it must not reach the sum even as 0 · NaN.
+        return xp.where(share == 0, 0.0, share * widen(o))  # (B, M, H, D)
+
+    lse = xp.where(empty, -xp.inf, shift + xp.log(safe))  # (B, H, M)
+    return part(weight_a, o_a) + part(weight_b, o_b), lse

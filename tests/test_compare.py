@@ -1,0 +1,239 @@
+"""The comparison must pass what is right and fail each kind of wrong, naming the place."""
+import numpy as np
+import pytest
+
+from cuattn import compare, reference
+from cuattn.dense import dense_rows, eps, round_to
+
+DTYPES = ["float16", "bfloat16"]
+
+
+def case(randn, dtype="float16", b=2, m=33, n=47, h=4, hkv=2, d=16, causal=False):
+    q, k, v = (randn(b, s, heads, d, dtype=dtype) for s, heads in ((m, h), (n, hkv), (n, hkv)))
+    o = compare.dense(q, k, v, causal).astype(dtype)
+    lse = reference.attention(q, k, v, causal)[1].astype(np.float32)
+    return q, k, v, o, lse
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("m, n, causal", [(33, 47, False), (33, 47, True), (47, 33, True), (1, 9, False)])
+@pytest.mark.parametrize("sample", [False, True])
+def test_the_dense_result_passes(randn, dtype, m, n, causal, sample):
+    q, k, v, o, lse = case(randn, dtype, m=m, n=n, causal=causal)
+    verdict = compare.check_attention(q, k, v, o, lse, causal=causal, sample=sample).raise_if_bad()
+    assert verdict.check == ("sampled" if sample else "full")
+    assert 0 < verdict.max_err <= verdict.tol and verdict.lse_err <= verdict.lse_tol
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_wrong_element_is_named(randn, dtype):
+    q, k, v, o, lse = case(randn, dtype)
+    o[1, 7, 2, 3] += 0.1
+    verdict = compare.check_attention(q, k, v, o, lse)
+    assert not verdict.ok and verdict.worst_index == (1, 7, 2, 3)
+    assert "b=1, m=7, h=2, d=3" in verdict.message and "expected" in verdict.message
+    with pytest.raises(compare.Mismatch, match="b=1, m=7, h=2, d=3"):
+        verdict.raise_if_bad()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_misplaced_nan_and_infinity_fail(randn, value):
+    q, k, v, o, lse = case(randn)
+    o[0, 3, 1, 2] = value
+    verdict = compare.check_attention(q, k, v, o, lse)
+    assert not verdict.ok and verdict.worst_index == (0, 3, 1, 2) and "NaN or infinite" in verdict.message
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_wrong_infinity_in_the_lse_fails(randn, value):
+    q, k, v, o, lse = case(randn)
+    lse[1, 2, 5] = value
+    verdict = compare.check_attention(q, k, v, o, lse)
+    assert not verdict.ok and verdict.message.startswith("LSE") and "m=5, h=2" in verdict.message
+
+
+def test_rows_without_keys_must_say_so(randn):
+    q, k, v, o, lse = case(randn, m=47, n=33, causal=True)
+    assert (lse[:, :, :14] == -np.inf).all()
+    lse[0, 0, 0] = -50000.0
+    assert not compare.check_attention(q, k, v, o, lse, causal=True).ok
+    lse[0, 0, 0], o[0, 0, 0, 0] = -np.inf, np.nan
+    assert not compare.check_attention(q, k, v, o, lse, causal=True).ok
+
+
+def test_the_lse_is_held_to_its_own_tolerance(randn):
+    q, k, v, o, lse = case(randn)
+    lse[0, 1, 2] += 1e-4
+    verdict = compare.check_attention(q, k, v, o, lse)
+    assert not verdict.ok and verdict.max_err <= verdict.tol and "LSE: error" in verdict.message
+    assert compare.check_attention(q, k, v, o, None).ok
+
+
+def test_tolerance_is_the_stated_formula(randn):
+    q, k, v, o, lse = case(randn)
+    o_ref, lse_ref = reference.attention(q, k, v)
+    o_dense = compare.dense(q, k, v)
+    verdict = compare.check(o, lse, o_ref=o_ref, lse_ref=lse_ref, o_dense=o_dense, v_max=2.0, dtype="float16")
+    assert verdict.tol == pytest.approx(2 * np.abs(o_dense - o_ref).max() + 2.0**-10 / 8 * 2.0)
+    assert compare.check_attention(q, k, v, o, lse).tol == pytest.approx(
+        2 * np.abs(o_dense - o_ref).max() + 2.0**-10 / 8 * np.abs(v.astype(float)).max(), rel=1e-6)
+
+
+def test_nan_in_the_reference_must_appear_in_the_output():
+    nan, zero = np.full((1, 1, 1, 2), np.nan), np.zeros((1, 1, 1, 2))
+    common = dict(lse_ref=None, o_dense=zero, v_max=1.0, dtype="float16")
+    assert compare.check(nan, None, o_ref=nan, **common).ok
+    assert not compare.check(zero, None, o_ref=nan, **common).ok
+
+
+def test_a_nan_tolerance_passes_nothing():
+    zero = np.zeros((1, 1, 1, 2))
+    verdict = compare.check(zero, None, o_ref=zero, lse_ref=None, o_dense=zero, v_max=np.nan, dtype="float16")
+    assert not verdict.ok
+
+
+def test_shapes_must_agree():
+    zero = np.zeros((1, 1, 1, 2))
+    with pytest.raises(ValueError, match=r"o: expected shape \(1, 1, 1, 2\).*got \(1, 1, 2\)"):
+        compare.check(zero[0], None, o_ref=zero, lse_ref=None, o_dense=zero, v_max=1.0, dtype="float16")
+
+
+@pytest.mark.parametrize("b, m, n", [(0, 3, 4), (2, 0, 4), (2, 3, 0)])
+def test_empty_extents(randn, b, m, n):
+    q, k, v = randn(b, m, 2, 8), randn(b, n, 2, 8), randn(b, n, 2, 8)
+    o, lse = np.zeros((b, m, 2, 8), np.float16), np.full((b, 2, m), -np.inf, np.float32)
+    assert compare.check_attention(q, k, v, o, lse).ok
+
+
+def test_scores_rounded_to_the_input_dtype_need_the_row_to_say_so(randn):
+    q, k, v, _, _ = case(randn, "bfloat16", d=64)
+    o, lse = np.zeros((2, 33, 4, 64), "bfloat16"), np.zeros((2, 4, 33), np.float32)
+    for b in range(2):
+        for h in range(4):
+            head = q[b, :, h], k[b, :, h // 2], v[b, :, h // 2], np.full(33, 47), 0.125
+            o[b, :, h], lse[b, h] = dense_rows(*head, "bfloat16", "input")
+    assert not compare.check_attention(q, k, v, o, lse).ok
+    compare.check_attention(q, k, v, o, lse, rounding="input").raise_if_bad()
+
+
+def test_outside_the_sample_nan_is_still_seen(randn):
+    q, k, v, o, lse = case(randn, b=3, m=300)
+    rows = {tuple(row) for row in compare.sample_rows(3, 4, 300)}
+    b, m, h = next((b, m, h) for b in (1,) for m in range(300) for h in range(4) if (b, m, h) not in rows)
+    o[b, m, h, 0] = np.nan
+    verdict = compare.check_attention(q, k, v, o, lse, sample=True)
+    assert not verdict.ok and "b=1" in verdict.message
+
+
+def test_large_cases_are_sampled(randn, monkeypatch):
+    q, k, v, o, lse = case(randn, b=2, m=400)
+    monkeypatch.setitem(compare.FULL_PAIRS, "numpy", 1000)
+    assert compare.check_attention(q, k, v, o, lse).check == "sampled"
+
+
+def test_sampled_rows_hold_both_ends_and_tile_edges():
+    rows = compare.sample_rows(4, 16, 4096)
+    assert len(rows) >= 256 and len({tuple(r) for r in rows}) == len(rows)
+    first_head = {m for b, m, h in rows if (b, h) == (0, 0)}
+    assert {0, 15, 16, 17, 63, 64, 127, 128, 129, 2047, 2048, 4094, 4095} <= first_head
+    assert (3, 4095, 15) in {tuple(r) for r in rows}
+    assert len({b for b, _, _ in rows}) == 4 and rows.min() >= 0 and (rows.max(axis=0) == (3, 4095, 15)).all()
+    assert len(compare.sample_rows(2, 3, 5)) == 30 and len(compare.sample_rows(0, 3, 5)) == 0
+
+
+def decode_case(randn, dtype, n=40):
+    k, v = randn(3, n, 2, 16, dtype=dtype), randn(3, n, 2, 16, dtype=dtype)
+    lengths = np.array([n, 0, 17], np.int32)
+    pages = n // 8
+    table = np.random.default_rng(3).permutation(3 * pages).reshape(3, pages).astype(np.int32)
+    caches = []
+    for x in (k, v):
+        cache = np.full((3 * pages, 8, 2, 16), np.nan, dtype)
+        for b, length in enumerate(lengths):
+            for t in range(length):
+                cache[table[b, t // 8], t % 8] = x[b, t]
+        caches.append(cache)
+    q = randn(3, 1, 4, 16, dtype=dtype)
+    o, lse = reference.decode(q, *caches, table, lengths)
+    return q, *caches, table, lengths, o.astype(dtype), lse.astype(np.float32)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("sample", [False, True])
+def test_decode(randn, dtype, sample):
+    args = decode_case(randn, dtype)
+    compare.check_decode(*args, sample=sample).raise_if_bad()
+    o, lse = args[5:]
+    o[2, 0, 3, 1] += 0.2
+    verdict = compare.check_decode(*args)
+    assert not verdict.ok and verdict.worst_index == (2, 0, 3, 1)
+
+
+def test_append(randn):
+    k_cache, v_cache = randn(4, 8, 2, 16), np.full((4, 8, 2, 16), np.nan, np.float16)
+    k, v = randn(2, 3, 2, 16), randn(2, 3, 2, 16)
+    table, lengths = np.array([[3, 1], [0, 2]], np.int32), np.array([6, 0], np.int32)
+    k_after, v_after = reference.append_kv(k, v, k_cache, v_cache, table, lengths)
+    args = k, v, k_cache, v_cache, table, lengths
+    assert compare.check_append(*args, k_after, v_after).ok
+    v_after[2, 5, 1, 3] = 0
+    verdict = compare.check_append(*args, k_after, v_after)
+    assert not verdict.ok and verdict.worst_index == (2, 5, 1, 3) and verdict.message.startswith("v_cache")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_round_to(randn, dtype):
+    special = np.float32([0, -0.0, np.inf, -np.inf, 1e-6, 1 + 2.0**-8])
+    x = np.concatenate([randn(4096, dtype="float32"), special])
+    np.testing.assert_array_equal(round_to(x, dtype), x.astype(dtype).astype(np.float32))
+    assert np.isnan(round_to(np.full(1, np.nan, np.float32), dtype)[0])
+    assert eps(dtype) == {"float16": 2.0**-10, "bfloat16": 2.0**-7}[dtype]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("m, n, causal", [(5, 700, False), (40, 60, True), (60, 40, True)])
+def test_the_probe_is_what_the_reference_computes(dtype, m, n, causal):
+    probe = compare.uniform_probe(2, 4, 2, m, n, 8, dtype, causal)
+    o, lse = reference.attention(probe.q, probe.k, probe.v, causal)
+    np.testing.assert_allclose(probe.o, o, atol=1e-12)
+    np.testing.assert_allclose(probe.lse, lse, rtol=1e-13)
+    verdict = compare.check_probe(probe.o.astype(dtype), probe.lse.astype(np.float32), probe)
+    assert verdict.ok, verdict.message
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("fault", ["dropped", "repeated"])
+def test_the_probe_sees_one_key_among_many(dtype, fault):
+    n = 20000
+    probe = compare.uniform_probe(1, 1, 1, 1, n, 8, dtype)
+    o = probe.o.copy()
+    one = probe.v[0, n // 3, 0].astype(np.float64) / n
+    o[0, 0, 0] += -one if fault == "dropped" else one
+    verdict = compare.check_probe(o.astype(dtype), None, probe)
+    assert not verdict.ok and "one key weighs 5e-05" in verdict.message
+    # The general rule cannot see the same fault.
+    assert compare.check_attention(probe.q, probe.k, probe.v, o.astype(dtype)).ok
+    # A key missing from the sum of weights shows in the LSE.
+    verdict = compare.check_probe(probe.o.astype(dtype), np.log(np.full((1, 1, 1), n - 1, np.float32)), probe)
+    assert not verdict.ok and "LSE" in verdict.message
+
+
+def test_the_probe_for_decode_hides_keys_beyond_each_length():
+    probe = compare.uniform_probe(3, 4, 2, 1, 50, 8, "float16", lengths=[0, 17, 50])
+    assert np.isnan(probe.v[0]).all() and np.isnan(probe.k[1, 17:]).all()
+    assert np.isfinite(probe.v[1, :17]).all()
+    assert (probe.o[0] == 0).all() and (probe.lse[0] == -np.inf).all()
+    np.testing.assert_allclose(probe.lse[1], np.log(17))
+    np.testing.assert_allclose(probe.o[1, 0, 3], probe.v[1, :17, 1].astype(float).mean(axis=0))
+    o, lse = probe.o.astype(np.float16), probe.lse.astype(np.float32)
+    assert compare.check_probe(o, lse, probe).ok
+    o[1, 0, 0, 0] = np.nan
+    assert not compare.check_probe(o, lse, probe).ok
+
+
+def test_the_probe_accepts_rounded_weights_where_the_row_says_so():
+    n = 3000
+    probe = compare.uniform_probe(1, 1, 1, 1, n, 64, "bfloat16")
+    weight = np.full((1, n), 1 / n, "bfloat16").astype(np.float64)
+    o = (weight @ probe.v[0, :, 0].astype(np.float64)).astype("bfloat16").reshape(1, 1, 1, 64)
+    assert compare.check_probe(o, None, probe, rounding="input").ok
