@@ -19,7 +19,8 @@ def test_names(name, card):
 
 @pytest.mark.parametrize("name", [
     "NVIDIA H100 PCIe", "NVIDIA H100 NVL", "NVIDIA GeForce RTX 3090 Ti", "NVIDIA GeForce RTX 4090 D",
-    "NVIDIA L40", "NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA A100-SXM4-80GB MIG 1g.10gb", "NVIDIA GH200 480GB",
+    "NVIDIA L40", "NVIDIA GeForce RTX 4090 Laptop GPU",
+    "NVIDIA A100-SXM4-80GB MIG 1g.10gb", "NVIDIA GH200 480GB",
     "A100", "",
 ])
 def test_siblings_and_strangers_are_not_in_the_table(name):

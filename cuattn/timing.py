@@ -1,0 +1,192 @@
+"""How long a call takes on a GPU: between two events on its stream, many times, with every sample kept.
+
+The time is *measured* and covers all that `fn` launches. What it does not cover has its own number: the host's
+part of the call, and an empty kernel's time in the same mode. Neither is subtracted.
+"""
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+WARM_UP_S = 0.1  # a GPU that idled needs about this long to raise its clock
+WARM_UP_LIMIT_S = 1.0
+SETTLED = 0.01  # relative change between the third and the last quarter of the warm-up's samples
+CLOCK_EVERY = 10  # samples between two looks at the SM clock
+EMPTY_SAMPLES = 21
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Samples in µs, in the order they were taken, and their summary.
+
+    Parameters
+    ----------
+    samples_us : tuple of float
+    median_us, q1_us, q3_us, min_us : float
+    n_samples : int
+    stop_reason : {"noise", "max_samples", "timeout"}
+        "noise": the median is known to the relative precision asked for.
+    host_us : float
+        Median time the host spends in the call.
+    empty_us : float or None
+        Median time of an empty kernel in the same mode; None where no such kernel was given.
+    sm_clock_mhz, sm_clock_min_mhz : float or None
+        Median and minimum over the run; None where the machine cannot tell.
+    cache_mode : {"cold", "warm"}
+        Whether the L2 cache was flushed before each sample.
+    mode : {"launch", "graph"}
+        Launched call by call, or replayed from a captured graph.
+    """
+
+    samples_us: tuple[float, ...]
+    median_us: float
+    q1_us: float
+    q3_us: float
+    min_us: float
+    n_samples: int
+    stop_reason: str
+    host_us: float
+    empty_us: float | None
+    sm_clock_mhz: float | None
+    sm_clock_min_mhz: float | None
+    cache_mode: str
+    mode: str
+
+
+def median_noise(samples) -> float:
+    """Relative standard error of the median, from the quartiles so that outliers do not decide.
+
+    For a normal distribution 0.93 · (q3 − q1) / √n. Infinite where the median is 0: a time below the resolution
+    of the events has no relative precision.
+    """
+    q1, median, q3 = np.percentile(samples, (25, 50, 75))
+    if not median > 0:
+        return float("inf")
+    return float(0.93 * (q3 - q1) / median / len(samples) ** 0.5)
+
+
+def _sample(machine, call: Callable[[], object], cache: str) -> tuple[float, float]:
+    """One (device µs, host µs). Work ahead of the first event keeps the GPU busy while the host queues more.
+
+    That work is the flush, or in a warm run the call itself; it hides host time of up to its own length. A
+    kernel that blocks the stream until the host is done would go in the same place.
+    """
+    start, stop = machine.event(), machine.event()
+    if cache == "cold":
+        machine.flush_l2()
+    else:
+        call()
+    start.record()
+    begin = time.perf_counter()
+    call()
+    host_s = time.perf_counter() - begin
+    stop.record()
+    machine.synchronize()
+    return machine.elapsed_us(start, stop), host_s * 1e6
+
+
+def _warm_up(machine, call, cache: str, deadline: float) -> None:
+    """Call until times have settled and the clock had time to rise, or the limit has passed."""
+    begin, samples = time.perf_counter(), []
+    while True:
+        samples.append(_sample(machine, call, cache)[0])
+        now = time.perf_counter()
+        if now - begin >= WARM_UP_LIMIT_S or now >= deadline:
+            return
+        quarter = len(samples) // 4
+        if now - begin < WARM_UP_S or quarter == 0:
+            continue
+        # Quarters grow with the run: a slow drift that hides between neighbours shows between them.
+        before, after = np.median(samples[-2 * quarter : -quarter]), np.median(samples[-quarter:])
+        if abs(after - before) <= SETTLED * before:
+            return
+
+
+def _refuse(machine, cache, min_samples, max_samples, timeout_s) -> None:
+    if machine.name == "cpu":
+        raise ValueError(
+            "machine: expected a GPU, got the CPU machine, which models no time; count with m.counting() instead"
+        )
+    if cache not in ("cold", "warm"):
+        raise ValueError(f"cache: expected 'cold' or 'warm', got {cache!r}; choose one")
+    if not 1 <= min_samples <= max_samples:
+        raise ValueError(
+            f"min_samples: expected 1 ≤ min_samples ≤ max_samples, got {min_samples} and {max_samples}; "
+            "change one of them"
+        )
+    if not timeout_s > 0:
+        raise ValueError(f"timeout_s: expected seconds above 0, got {timeout_s}; allow some time")
+
+
+def measure(
+    fn: Callable[[], object], machine, *, min_samples: int = 10, max_samples: int = 300,
+    timeout_s: float = 10.0, rel_noise: float = 0.005, cache: str = "cold", graph: bool = False,
+    empty: Callable[[], object] | None = None,
+) -> Timing:
+    """Time `fn` on a GPU.
+
+    Parameters
+    ----------
+    fn : callable
+        Launches the work on the machine's stream; must not synchronise.
+    machine : Machine
+        A GPU machine: event, elapsed_us, flush_l2, capture, synchronize, sm_clock_mhz.
+    min_samples, max_samples : int
+        Fewer than `min_samples` come only out of a time-out.
+    timeout_s : float
+        Host seconds for warm-up and samples together. One sample is always taken.
+    rel_noise : float
+        Stop once the relative standard error of the median is at most this.
+    cache : {"cold", "warm"}
+        "cold" overwrites twice the L2 cache before each sample, outside the measured window.
+    graph : bool
+        Capture `fn` once and time the replay.
+    empty : callable, optional
+        Launches an empty kernel, to be timed in the same mode.
+
+    Returns
+    -------
+    Timing
+
+    Raises
+    ------
+    ValueError
+        On the CPU machine, which models no time, and for arguments that make no sense.
+    """
+    _refuse(machine, cache, min_samples, max_samples, timeout_s)
+    deadline = time.perf_counter() + timeout_s
+    call = machine.capture(fn) if graph else fn
+    _warm_up(machine, call, cache, deadline)
+    samples, host, clocks = [], [], []
+    while True:
+        if len(samples) % CLOCK_EVERY == 0:
+            clocks.append(machine.sm_clock_mhz())
+        device_us, host_us = _sample(machine, call, cache)
+        samples.append(device_us)
+        host.append(host_us)
+        if time.perf_counter() >= deadline:
+            reason = "timeout"
+        elif len(samples) >= min_samples and median_noise(samples) <= rel_noise:
+            reason = "noise"
+        elif len(samples) >= max_samples:
+            reason = "max_samples"
+        else:
+            continue
+        break
+    clocks = [mhz for mhz in (*clocks, machine.sm_clock_mhz()) if mhz is not None]
+    q1, median, q3 = (float(x) for x in np.percentile(samples, (25, 50, 75)))
+    return Timing(
+        tuple(samples), median, q1, q3, min(samples), len(samples), reason, float(np.median(host)),
+        _empty_us(machine, empty, cache, graph), float(np.median(clocks)) if clocks else None,
+        min(clocks) if clocks else None, cache, "graph" if graph else "launch",
+    )
+
+
+def _empty_us(machine, empty, cache: str, graph: bool) -> float | None:
+    if empty is None:
+        return None
+    call = machine.capture(empty) if graph else empty
+    return float(np.median([_sample(machine, call, cache)[0] for _ in range(EMPTY_SAMPLES)]))
