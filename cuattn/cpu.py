@@ -1,0 +1,377 @@
+"""The CPU machine: runs kernels' `.cu` files, built by a C++ compiler, and counts what they do. It models no time.
+
+The kernels run in child processes (`cpu_child.py`), so a fault in one is an exception here and nothing is lost: arrays
+live in an arena that parent and children share. Several children share the blocks of a launch.
+"""
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import weakref
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from itertools import product
+from math import prod
+from pathlib import Path
+
+import numpy as np
+
+from cuattn import cpu_child
+from cuattn.cpu_arena import POISON, Arena
+from cuattn.devices import CPU
+from cuattn.machine import Counters, DeviceError, MachineUnavailable, Tensor, pack
+
+WINDOWS = (0x1000_0000_0000, 0x0600_0000_0000, 0x20_0000_0000)  # where device addresses may lie: far from everything else
+MAX_WORKERS = 8
+STEP_LIMIT = 1 << 30
+
+
+class ScheduleError(DeviceError):
+    """A kernel's result depends on the order in which its threads run."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What order threads, warps and blocks run in, and when asynchronous copies happen.
+
+    Parameters
+    ----------
+    order : {"forward", "reverse", "shuffle"}
+    seed : int
+        Of the shuffle.
+    async_copies : {"late", "eager"}
+        At the last legal moment (when their thread waits for them), or when they are issued.
+    """
+
+    order: str = "forward"
+    seed: int = 0
+    async_copies: str = "late"
+
+    def __post_init__(self):
+        if self.order not in cpu_child.ORDERS:
+            raise ValueError(f"order: expected one of {', '.join(cpu_child.ORDERS)}, got {self.order!r}")
+        if self.async_copies not in ("late", "eager"):
+            raise ValueError(f"async_copies: expected 'late' or 'eager', got {self.async_copies!r}")
+
+    def __str__(self) -> str:
+        seed = f"(seed {self.seed})" if self.order == "shuffle" else ""
+        return f"{self.order}{seed} order with {self.async_copies} copies"
+
+
+class _Worker:
+    """A child process and the pipes to it."""
+
+    def __init__(self, arena: Arena, window: int):
+        self._stderr = tempfile.TemporaryFile()
+        command = [sys.executable, "-S", "-E", str(Path(cpu_child.__file__).resolve())]
+        command += [str(n) for n in (arena.fd, arena.size, window, os.getpid())]
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr, pass_fds=(arena.fd,), bufsize=0
+        )
+
+    def send(self, request: dict) -> None:
+        body = json.dumps(request).encode()
+        try:
+            self.process.stdin.write(cpu_child.REQUEST.pack(len(body)) + body)
+        except BrokenPipeError:
+            pass  # it has died; `receive` says of what
+
+    def receive(self) -> tuple[int, bytes]:
+        """The reply's kind and bytes; a child that has died gives FAULT with the reason."""
+        fd = self.process.stdout.fileno()
+        head = cpu_child.read_exactly(fd, cpu_child.REPLY.size)
+        if head is not None:
+            kind, size = cpu_child.REPLY.unpack(head)
+            payload = cpu_child.read_exactly(fd, size)
+            if payload is not None:
+                return kind, payload
+        return cpu_child.FAULT, self._last_words().encode()
+
+    def _last_words(self) -> str:
+        code = self.process.wait()
+        self._stderr.seek(0)
+        tail = self._stderr.read().decode(errors="replace").strip()[-2000:]
+        if code == -9:
+            return "the CPU machine's process was killed (signal 9), likely out of memory"
+        cause = f"signal {-code}" if code < 0 else f"exit status {code}"
+        return f"the CPU machine's process ended ({cause})" + (f": {tail}" if tail else "")
+
+    def stop(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.process.stdin.close()
+        self.process.stdout.close()
+        self._stderr.close()
+
+
+def _stop_all(workers: list[_Worker]) -> None:
+    while workers:
+        workers.pop().stop()
+
+
+class CpuMachine:
+    """The machine protocol of `cuattn.machine` on a CPU.
+
+    Parameters
+    ----------
+    order, seed, async_copies
+        See `Schedule`.
+    workers : int, optional
+        Processes that share the blocks of a launch. Default: $CUATTN_CPU_WORKERS, else the CPUs there are, at most 8.
+    step_limit : int, optional
+        Steps (loads, atomics and waits) after which a block is taken to wait forever. Default: $CUATTN_CPU_STEP_LIMIT,
+        else 2³⁰.
+
+    Raises
+    ------
+    MachineUnavailable
+        If this system cannot give it the memory it maps.
+    """
+
+    name = "cpu"
+    xp = np
+
+    def __init__(self, order="forward", seed=0, async_copies="late", workers=None, step_limit=None):
+        self.schedule_now = Schedule(order, seed, async_copies)
+        self.workers = _positive("workers", "CUATTN_CPU_WORKERS", workers, min(_cpus(), MAX_WORKERS))
+        self.step_limit = _positive("step_limit", "CUATTN_CPU_STEP_LIMIT", step_limit, STEP_LIMIT)
+        self.device = CPU
+        self.counters = Counters()  # of all launches so far
+        try:
+            self.arena = Arena()
+        except OSError as error:
+            raise MachineUnavailable(f"the CPU machine cannot map its memory: {error}") from error
+        self._window = None
+        self._processes: list[_Worker] = []
+        self._lock = threading.RLock()
+        self._pid = os.getpid()
+        self._finalizer = weakref.finalize(self, _stop_all, self._processes)
+        atexit.register(self._finalizer)
+        self._start(1)  # also settles where device addresses lie
+
+    # ---- memory
+
+    def empty(self, shape, dtype, poison: bool = True) -> np.ndarray:
+        """An array kernels can use, every byte 0xFF (NaN); with `poison=False` zero and without memory until touched."""
+        return self.arena.allocate(shape, _dtype(dtype), poison)
+
+    def upload(self, array: np.ndarray) -> np.ndarray:
+        """A C-contiguous copy of `array` that kernels can use."""
+        array = np.asarray(array)
+        out = self.arena.allocate(array.shape, array.dtype, poison=False)
+        out[...] = array
+        return out
+
+    def download(self, array: np.ndarray) -> np.ndarray:
+        """A copy in ordinary memory."""
+        return np.array(array)
+
+    def poison(self, array: np.ndarray) -> None:
+        """Refills every element with 0xFF bytes."""
+        array[...] = np.frombuffer(bytes([POISON]) * array.dtype.itemsize, array.dtype)[0]
+
+    def owns(self, array) -> bool:
+        """Whether kernels of this machine can use the array."""
+        return isinstance(array, np.ndarray) and self.arena.owns(array)
+
+    def synchronize(self) -> None:
+        """Nothing to wait for: launches return when they are done."""
+
+    def tensor(self, array: np.ndarray) -> Tensor:
+        """The array as a kernel sees it.
+
+        Raises
+        ------
+        ValueError
+            If it is not this machine's, or its elements do not lie as kernels expect.
+        """
+        if not self.owns(array):
+            what = f"one at {array.ctypes.data:#x}" if isinstance(array, np.ndarray) else type(array).__name__
+            raise ValueError(f"array: expected one of this CPU machine, got {what}; use machine.upload or machine.empty")
+        if any(stride % array.itemsize for stride in array.strides):
+            raise ValueError(
+                f"array: expected strides in whole elements of {array.itemsize} bytes, got {array.strides} bytes; copy it"
+            )
+        strides = [0 if size == 1 else stride // array.itemsize for size, stride in zip(array.shape, array.strides)]
+        if strides and array.shape[-1] > 1 and strides[-1] != 1:
+            raise ValueError(f"array: expected a contiguous last dimension, got stride {strides[-1]}; copy it")
+        if strides:
+            strides[-1] = 1
+        address = self._window + array.ctypes.data - self.arena.base
+        return Tensor(address, array.shape, tuple(strides), str(array.dtype), array.itemsize, array)
+
+    # ---- launches
+
+    @contextmanager
+    def counting(self):
+        """Yields Counters that hold, at exit, what the launches inside did."""
+        result, before = Counters(), self.counters
+        try:
+            yield result
+        finally:
+            done = self.counters - before
+            for field in fields(Counters):
+                setattr(result, field.name, getattr(done, field.name))
+
+    @contextmanager
+    def schedule(self, **changes):
+        """Runs the launches inside under another `Schedule`: order=, seed=, async_copies=."""
+        before = self.schedule_now
+        self.schedule_now = replace(before, **changes)
+        try:
+            yield self
+        finally:
+            self.schedule_now = before
+
+    def launch(self, built, grid, block, smem_bytes: int, args: list[tuple[str, object]]) -> None:
+        """Runs a kernel and returns when it is done.
+
+        Parameters
+        ----------
+        built : object with `path` (shared object) and `entry` (kernel name)
+        grid, block : int or tuple of up to three int
+        smem_bytes : int
+        args : list of (name, Tensor or NumPy scalar)
+
+        Raises
+        ------
+        ValueError
+            For an empty grid or block.
+        DeviceError
+            If the kernel does something it must not, or its process dies.
+        """
+        grid, block = _three("grid", grid), _three("block", block)
+        request = {
+            "path": str(built.path), "entry": built.entry, "grid": grid, "block": block, "smem_bytes": int(smem_bytes),
+            "args": [data.hex() for _, data in pack(args)],
+            "extents": [(name, *v.extent) for name, v in args if isinstance(v, Tensor) and 0 not in v.shape],
+            "order": self.schedule_now.order, "seed": self.schedule_now.seed,
+            "copies_late": int(self.schedule_now.async_copies == "late"), "step_limit": self.step_limit,
+            "workers": min(self.workers, prod(grid)),
+        }
+        with self._lock:
+            self._run(request)
+
+    def close(self) -> None:
+        """Ends the child processes; the next launch starts fresh ones."""
+        _stop_all(self._processes)
+
+    def _run(self, request: dict) -> None:
+        if os.getpid() != self._pid:
+            raise DeviceError("this CPU machine was opened in another process; open one in this process")
+        workers = request["workers"]
+        try:
+            self._start(workers)
+            for i in range(workers):
+                self._processes[i].send({**request, "worker": i})
+            replies = [self._processes[i].receive() for i in range(workers)]
+        except BaseException:  # an interrupt: a child in the middle of a launch is of no use
+            self.close()
+            raise
+        dead = [i for i, (kind, _) in enumerate(replies) if kind == cpu_child.FAULT]
+        for i in reversed(dead):
+            self._processes.pop(i).stop()
+        for kind, payload in replies:
+            if kind != cpu_child.OK:
+                raise DeviceError(payload.decode(errors="replace"))
+        for _, payload in replies:
+            self.counters += Counters(*struct.unpack(f"<{cpu_child.COUNTERS}Q", payload))
+
+    def _start(self, count: int) -> None:
+        """Makes sure that `count` children run."""
+        reasons = []
+        for window in WINDOWS if self._window is None else (self._window,):
+            fresh = [_Worker(self.arena, window) for _ in range(count - len(self._processes))]
+            replies = [worker.receive() for worker in fresh]
+            if all(kind == cpu_child.OK for kind, _ in replies):
+                self._processes += fresh
+                self._window = window
+                return
+            reasons += [payload.decode(errors="replace") for kind, payload in replies if kind != cpu_child.OK][:1]
+            _stop_all(fresh)
+        raise MachineUnavailable(f"the CPU machine's process does not start: {'; '.join(reasons)}")
+
+
+def _cpus() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _positive(name: str, variable: str, given, default: int) -> int:
+    """The argument, else the environment variable, else the default."""
+    text = given if given is not None else os.environ.get(variable, default)
+    source = name if given is not None else variable
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise ValueError(f"{source}: expected a whole number of at least 1, got {text!r}")
+    return value
+
+
+def _dtype(dtype) -> np.dtype:
+    if dtype == "bfloat16":
+        import ml_dtypes
+
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(dtype)
+
+
+def _three(name: str, extents) -> tuple[int, int, int]:
+    given = (extents,) if isinstance(extents, (int, np.integer)) else tuple(extents)
+    sizes = tuple(int(n) for n in given) + (1,) * (3 - len(given))
+    if len(sizes) != 3 or min(sizes) < 1:
+        raise ValueError(f"{name}: expected up to three sizes of at least 1, got {extents}; launch nothing for an empty problem")
+    return sizes
+
+
+def check_schedules(machine: CpuMachine, run, outputs: dict[str, np.ndarray], seeds=(0, 1)) -> None:
+    """Runs something under every kind of schedule and demands equal bits.
+
+    Parameters
+    ----------
+    machine : CpuMachine
+    run : callable ()
+        Launches the kernels; it must write all of `outputs`.
+    outputs : dict of name to array
+        Poisoned before each run.
+    seeds : sequence of int
+        Of the shuffled orders.
+
+    Raises
+    ------
+    ScheduleError
+        Names the two schedules, the output and the first index that differs.
+    """
+    orders = [("forward", 0), ("reverse", 0), *(("shuffle", seed) for seed in seeds)]
+    first, expected = None, {}
+    for (order, seed), copies in product(orders, ("late", "eager")):
+        schedule = Schedule(order, seed, copies)
+        for array in outputs.values():
+            machine.poison(array)
+        with machine.schedule(order=order, seed=seed, async_copies=copies):
+            run()
+        got = {name: _bits(array) for name, array in outputs.items()}
+        if first is None:
+            first, expected = schedule, got
+            continue
+        for name, bits in got.items():
+            differing = np.argwhere(bits != expected[name])
+            if len(differing):
+                index = tuple(int(i) for i in differing[0])
+                raise ScheduleError(
+                    f"{name} depends on the schedule: {first} and {schedule} differ at {index} "
+                    f"({len(differing)} of {bits.size} elements); a barrier is missing before an overwrite, "
+                    "or an atomic's order shows"
+                )
+
+
+def _bits(array: np.ndarray) -> np.ndarray:
+    """The elements' bit patterns, copied, so that NaN equals NaN and -0 differs from 0."""
+    return np.ascontiguousarray(array).copy().view(f"u{array.dtype.itemsize}").reshape(array.shape)

@@ -1,0 +1,118 @@
+"""The CPU machine's memory: one sparse shared file from which arrays are cut.
+
+Parent and children map the same file, so nothing is copied at a launch, and the data survives a child that faults.
+Memory is given out in pages; what is freed returns to the system at once.
+"""
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+import weakref
+from bisect import bisect_left
+
+import numpy as np
+
+ARENA_BYTES = 1 << 36  # sparse: what is never touched costs nothing
+POISON = 0xFF  # every byte of fresh memory; NaN in float16, bfloat16 and float32
+
+
+class OutOfMemory(MemoryError):
+    """The arena has no free range of that size."""
+
+
+def _sparse_file(size: int) -> int:
+    """A descriptor of an anonymous sparse file."""
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create("cuattn", os.MFD_CLOEXEC)
+    else:
+        fd, path = tempfile.mkstemp(prefix="cuattn-")
+        os.unlink(path)
+    os.ftruncate(fd, size)
+    return fd
+
+
+def _up(n: int, step: int) -> int:
+    return -(-n // step) * step
+
+
+class Arena:
+    """A first-fit allocator over the shared file.
+
+    Parameters
+    ----------
+    size : int
+        Bytes of address space, a multiple of the page size.
+    """
+
+    def __init__(self, size: int = ARENA_BYTES):
+        self.size = size
+        self.fd = _sparse_file(size)
+        self._map = mmap.mmap(self.fd, size)
+        self._bytes = np.frombuffer(self._map, np.uint8)
+        self.base = self._bytes.ctypes.data
+        self.used = 0  # bytes handed out, in whole pages
+        self._free = [(0, size)]  # (offset, size), by offset, no two adjacent
+        weakref.finalize(self, os.close, self.fd)
+
+    def allocate(self, shape, dtype, poison: bool = True) -> np.ndarray:
+        """An array in the arena; its memory returns when the last view of it is gone.
+
+        Parameters
+        ----------
+        shape : tuple of int
+        dtype : numpy.dtype
+        poison : bool
+            Fill with 0xFF bytes. Otherwise the array is zero and takes memory only where it is touched.
+
+        Raises
+        ------
+        OutOfMemory
+            If no free range is large enough.
+        """
+        dtype = np.dtype(dtype)
+        shape = (shape,) if isinstance(shape, (int, np.integer)) else tuple(int(n) for n in shape)
+        if any(n < 0 for n in shape):
+            raise ValueError(f"shape: expected sizes of at least 0, got {shape}")
+        nbytes = dtype.itemsize
+        for n in shape:
+            nbytes *= n
+        offset, taken = self._take(_up(max(nbytes, 1), mmap.PAGESIZE))
+        raw = np.frombuffer(self._map, np.uint8, nbytes, offset) if nbytes else self._bytes[offset:offset]
+        if not nbytes:
+            raw = raw.view()  # an empty array owns nothing and needs no place
+            self._give(offset, taken)
+        else:
+            weakref.finalize(raw, self._give, offset, taken).atexit = False
+        if poison:
+            raw[...] = POISON
+        return raw.view(dtype).reshape(shape)
+
+    def owns(self, array: np.ndarray) -> bool:
+        """Whether all of the array's memory lies in the arena."""
+        low, high = np.lib.array_utils.byte_bounds(array)
+        return self.base <= low and high <= self.base + self.size
+
+    def _take(self, size: int) -> tuple[int, int]:
+        for i, (offset, room) in enumerate(self._free):
+            if room >= size:
+                self._free[i : i + 1] = [(offset + size, room - size)] if room > size else []
+                self.used += size
+                return offset, size
+        raise OutOfMemory(
+            f"the CPU machine has no free range of {size} bytes ({self.used} of {self.size} are in use); free some arrays"
+        )
+
+    def _give(self, offset: int, size: int) -> None:
+        if hasattr(mmap, "MADV_REMOVE"):
+            self._map.madvise(mmap.MADV_REMOVE, offset, size)  # punches a hole: the pages go, and read as zero
+        else:
+            self._bytes[offset : offset + size] = 0
+        self.used -= size
+        i = bisect_left(self._free, (offset, 0))
+        if i < len(self._free) and self._free[i][0] == offset + size:
+            size += self._free.pop(i)[1]
+        if i and sum(self._free[i - 1]) == offset:
+            i -= 1
+            offset, size = self._free[i][0], self._free.pop(i)[1] + size
+        self._free.insert(i, (offset, size))

@@ -1,0 +1,163 @@
+// block: which thread runs next, block-wide and named barriers, exits, deadlocks.
+#pragma once
+#include "state.h"
+
+namespace simt {
+
+constexpr uint32_t SLICE = 1u << 16;
+
+SIMT_INLINE void run(Fiber* next) {
+  Fiber* me = current;
+  current = next;
+  simt_fiber_switch(&me->stack_pointer, next->stack_pointer);
+}
+
+/// The next ready thread: later in this warp's order, else earlier in it, else of the warps that follow. Null if none.
+SIMT_INLINE Fiber* next_in_warp(Warp* warp, uint32_t slot_bit) {
+  uint32_t later = warp->ready & ~((slot_bit << 1) - 1u);
+  if (uint32_t from = later ? later : warp->ready) return warp->slots + __builtin_ctz(from);
+  return nullptr;
+}
+SIMT_COLD Fiber* next_in_block(Warp* warp) {
+  Block& block = machine.block;
+  int first = int(warp - block.warp);
+  for (int i = 1; i <= block.warps; ++i) {
+    Warp& other = block.warp[(first + i) % block.warps];
+    if (other.ready) return other.slots + __builtin_ctz(other.ready);
+  }
+  return nullptr;
+}
+
+SIMT_COLD void report_deadlock() {
+  Block& block = machine.block;
+  const uint3& b = block.index;
+  say("%s: deadlock in block (%u,%u,%u): every live thread waits", machine.launch.kernel, b.x, b.y, b.z);
+  for (int w = 0; w < block.warps; ++w) {
+    Warp& warp = block.warp[w];
+    for (int i = 0; i < warp.open; ++i) {
+      Rendezvous& r = warp.rendezvous[i];
+      say("\n  warp %d, lanes %08x wait at %s:%d in %s for lanes %08x", warp.id, r.arrived, r.site.name(), r.site.line,
+          kind_name(r.kind), r.mask & ~r.arrived);
+    }
+    for (int id = 0; id < BARRIERS; ++id) {
+      Barrier& barrier = block.barrier[id];
+      uint32_t lanes = 0;
+      for (uint32_t slots = barrier.waiting_slots[w]; slots; slots &= slots - 1)
+        lanes |= 1u << warp.slots[__builtin_ctz(slots)].lane;
+      if (!lanes) continue;
+      say("\n  warp %d, lanes %08x wait at %s:%d in %s", warp.id, lanes, barrier.site.name(), barrier.site.line,
+          id ? "named barrier" : "__syncthreads");
+      if (id) say(" %d", id);
+      say(", which has %d of %d threads", barrier.arrived, barrier.expected ? barrier.expected : block.live);
+    }
+  }
+}
+
+SIMT_COLD void look_up();
+
+/// Leaves the running thread, which waits, until something makes it ready again.
+SIMT_INLINE void wait() {
+  if (--machine.slice == 0) [[unlikely]] look_up();
+  Fiber* next = next_in_warp(current->warp, current->slot_bit);
+  if (!next) [[unlikely]] {
+    next = next_in_block(current->warp);
+    if (!next) report_deadlock(), give_up();
+  }
+  run(next);
+}
+
+/// Every SLICE steps: enforces the step limit, and lets other threads run so that a thread may spin on its own block.
+SIMT_COLD void look_up() {
+  machine.slice = SLICE;
+  machine.steps += SLICE;
+  if (machine.steps >= machine.launch.step_limit) {
+    const uint3 &t = current->thread_idx, &b = machine.block.index;
+    say("%s: block (%u,%u,%u) took more than %llu steps, last in thread (%u,%u,%u): probably a loop that waits for another "
+        "block (blocks run one after another here); if the kernel is really that long, raise CUATTN_CPU_STEP_LIMIT",
+        machine.launch.kernel, b.x, b.y, b.z, static_cast<unsigned long long>(machine.launch.step_limit), t.x, t.y, t.z);
+    give_up();
+  }
+}
+SIMT_INLINE void step() {
+  if (--machine.slice == 0) [[unlikely]] {
+    look_up();
+    Warp* warp = current->warp;
+    uint32_t later = warp->ready & ~((current->slot_bit << 1) - 1u);
+    Fiber* next = later ? warp->slots + __builtin_ctz(later) : next_in_block(warp);
+    if (next && next != current) run(next);
+  }
+}
+
+SIMT_INLINE void release(Barrier& barrier) {
+  for (int w = 0; w < machine.block.warps; ++w) {
+    machine.block.warp[w].ready |= barrier.waiting_slots[w];
+    barrier.waiting_slots[w] = 0;
+  }
+  barrier.arrived = 0;
+  ++machine.counters.barriers;
+}
+
+/// Arrives at a barrier and, unless `only_arrive`, waits there. `expected` 0 means all live threads of the block.
+SIMT_INLINE void arrive(Barrier& barrier, int expected, bool only_arrive, Site site) {
+  if (!barrier.arrived || !only_arrive) barrier.site = site;
+  barrier.expected = expected;
+  if (++barrier.arrived == (expected ? expected : machine.block.live)) return release(barrier);
+  if (only_arrive) return;
+  Warp* warp = current->warp;
+  barrier.waiting_slots[warp - machine.block.warp] |= current->slot_bit;
+  warp->ready &= ~current->slot_bit;
+  wait();
+}
+
+/// __syncthreads: all live threads of the block meet at one call site.
+SIMT_INLINE void block_barrier(Site site = Site::here()) {
+  Barrier& barrier = machine.block.barrier[0];
+  if (barrier.arrived && !(barrier.site == site)) [[unlikely]]
+    fail(site, "divergent __syncthreads: %d threads wait in the one at %s:%d while another is reached", barrier.arrived,
+         barrier.site.name(), barrier.site.line);
+  arrive(barrier, 0, false, site);
+}
+
+SIMT_COLD Barrier& named_barrier(int id, int threads, Site site) {
+  if (id < 1 || id >= BARRIERS) fail(site, "named barrier %d: expected an id from 1 to 15", id);
+  if (threads <= 0 || threads % LANES || threads > machine.block.threads)
+    fail(site, "named barrier %d for %d threads: expected a multiple of 32, at most the block's %d", id, threads,
+         machine.block.threads);
+  Barrier& barrier = machine.block.barrier[id];
+  if (barrier.arrived && barrier.expected != threads)
+    fail(site, "named barrier %d for %d threads, but %s:%d waits there for %d", id, threads, barrier.site.name(),
+         barrier.site.line, barrier.expected);
+  return barrier;
+}
+inline void named_barrier_sync(int id, int threads, Site site = Site::here()) {
+  arrive(named_barrier(id, threads, site), threads, false, site);
+}
+inline void named_barrier_arrive(int id, int threads, Site site = Site::here()) {
+  arrive(named_barrier(id, threads, site), threads, true, site);
+}
+
+/// The running thread has returned from the kernel. Barriers count live threads, so its exit may complete one.
+[[noreturn]] inline void retire() {
+  Fiber* me = current;
+  Warp* warp = me->warp;
+  Block& block = machine.block;
+  warp->ready &= ~me->slot_bit;
+  warp->live &= ~(1u << me->lane);
+  --block.live;
+  for (int i = 0; i < warp->open; ++i) {
+    Rendezvous& r = warp->rendezvous[i];
+    if (r.mask >> me->lane & 1)
+      fail(r.site, "a thread exited while lanes %08x of its warp wait for it in %s (mask %08x)", r.arrived,
+           kind_name(r.kind), r.mask);
+  }
+  Barrier& all = block.barrier[0];
+  if (all.arrived && all.arrived == block.live) release(all);
+  Fiber* next = next_in_warp(warp, me->slot_bit);
+  if (!next) next = next_in_block(warp);
+  if (next) run(next);
+  if (block.live) report_deadlock(), give_up();
+  simt_fiber_switch(&me->stack_pointer, machine.main_stack_pointer);
+  abort();
+}
+
+}  // namespace simt

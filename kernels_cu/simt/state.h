@@ -1,0 +1,197 @@
+// state: the one block in flight (its threads, warps, barriers), what a launch asks for, and how a mistake becomes a message.
+//
+// One launch runs at a time in a process, on one OS thread, one block after another; so the state is plain globals.
+#pragma once
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include <source_location>
+
+#include "fiber.h"
+
+#define SIMT_INLINE inline __attribute__((always_inline))
+#define SIMT_COLD inline __attribute__((noinline, cold))
+
+struct uint3 { unsigned x, y, z; };
+struct dim3 {
+  unsigned x = 1, y = 1, z = 1;
+};
+
+// NOTE: not in namespace simt, or argument-dependent lookup would find simt's functions beside those of prim/ of the same name.
+namespace simt_site {
+/// Where a kernel called from. As a default argument it names the caller's line, not the header's.
+struct Site {
+  const char* file;
+  int line;
+  static constexpr Site here(std::source_location at = std::source_location::current()) {
+    return {at.file_name(), int(at.line())};
+  }
+  bool operator==(const Site& other) const { return line == other.line && file == other.file; }
+  /// The file's name without its folder.
+  const char* name() const {
+    const char* slash = strrchr(file, '/');
+    return slash ? slash + 1 : file;
+  }
+};
+}  // namespace simt_site
+
+namespace simt {
+
+using simt_site::Site;
+
+constexpr int LANES = 32, MAX_WARPS = 32, BARRIERS = 16;
+
+/// The device addresses that one pointer argument of a launch may touch.
+struct Extent {
+  uint64_t first, end;
+  const char* name;
+};
+
+enum class Order : int { forward, reverse, shuffle };
+
+/// One launch as the caller describes it; mirrored by cuattn/cpu_child.py.
+struct Launch {
+  const char* kernel;
+  uint32_t grid[3], block[3];
+  uint64_t smem_bytes;
+  const Extent* extents;
+  int32_t extent_count;
+  int32_t order;              // simt::Order, of threads within a warp, of warps and of blocks
+  uint64_t seed;              // of Order::shuffle
+  int32_t copies_late;        // cp.async happens when waited for; otherwise when issued
+  int32_t worker, workers;    // this process runs blocks worker, worker + workers, … in the order's sequence
+  int32_t fault_fd;           // where a fault is reported before the process ends; -1 is stderr
+  uint64_t window, window_bytes;  // device addresses: reserved, never mapped
+  int64_t window_to_memory;       // added to a device address to reach the memory behind it
+  uint64_t step_limit;            // steps a block may take; a step is a load, an atomic or a wait
+};
+
+/// What a launch did. The counters are those of cuattn.machine.Counters, in its order.
+struct Counters {
+  uint64_t launches, blocks, barriers, collectives, atomics, mma, bytes_loaded, bytes_stored, bytes_async;
+};
+struct Report {
+  Counters counters;
+  char message[8192];  // empty when all went well
+};
+
+struct Warp;
+
+/// A cp.async that has been issued and has not happened.
+struct Copy {
+  char* to;
+  uint64_t from;
+  int bytes, source_bytes;
+};
+struct CopyQueue {
+  Copy* items = nullptr;
+  int* group_ends = nullptr;  // groups[i] is items up to group_ends[i]
+  int count = 0, capacity = 0, groups = 0, group_capacity = 0;
+};
+
+struct Fiber {
+  void* stack_pointer;
+  uint3 thread_idx;
+  Warp* warp;
+  int lane;
+  uint32_t slot_bit;  // the fiber's place in its warp's running order
+  CopyQueue copies;
+};
+
+enum class Kind : int { shuffle, ballot, syncwarp, ldmatrix, mma };
+SIMT_COLD const char* kind_name(Kind kind) {
+  static const char* const names[] = {"a shuffle", "a ballot", "__syncwarp", "ldmatrix", "mma.sync"};
+  return names[int(kind)];
+}
+
+/// Lanes of a warp that meet in one call. Arguments lie on the lanes' own stacks, which stand still while they wait.
+struct Rendezvous {
+  uint32_t mask, arrived, waiting_slots;
+  Kind kind;
+  Site site;
+  void* arguments[LANES];
+};
+
+struct Warp {
+  uint32_t ready;       // slots that can run
+  uint32_t live;        // lanes that have not exited
+  int id;
+  int open;             // rendezvous under way
+  Fiber slots[LANES];   // in running order
+  Rendezvous rendezvous[LANES];
+};
+
+struct Barrier {
+  int arrived, expected;  // expected 0: every live thread of the block
+  Site site;
+  uint32_t waiting_slots[MAX_WARPS];
+};
+
+struct Block {
+  uint3 index;
+  int threads, warps, live;
+  Warp warp[MAX_WARPS];  // in running order
+  Barrier barrier[BARRIERS];
+  char* shared;
+};
+
+struct Machine {
+  Launch launch;
+  Counters counters;
+  Report* report;
+  Block block;
+  dim3 block_dim, grid_dim;
+  StackPool stacks;
+  char* shared_end;          // a guard page starts here
+  size_t shared_capacity;
+  void* main_stack_pointer;
+  void (*entry)(void*);
+  void* entry_arguments;
+  bool failed;
+  uint32_t slice;            // steps until the running thread must look up
+  uint64_t steps;
+};
+
+__attribute__((visibility("hidden"))) inline Machine machine;
+__attribute__((visibility("hidden"))) inline Fiber* current;
+
+/// Appends to the report's message.
+SIMT_COLD __attribute__((format(printf, 1, 2))) void say(const char* format, ...) {
+  char* text = machine.report->message;
+  size_t used = strlen(text);
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(text + used, sizeof machine.report->message - used, format, arguments);
+  va_end(arguments);
+}
+
+/// Abandons the launch from the fiber that runs: its fibers are never resumed.
+[[noreturn]] SIMT_COLD void give_up() {
+  machine.failed = true;
+  simt_fiber_switch(&current->stack_pointer, machine.main_stack_pointer);
+  abort();
+}
+
+/// "; thread (x,y,z) of block (x,y,z) at file:line", the end of most messages.
+SIMT_COLD void say_where(Site site) {
+  const uint3 &t = current->thread_idx, &b = machine.block.index;
+  say("; thread (%u,%u,%u) of block (%u,%u,%u) at %s:%d", t.x, t.y, t.z, b.x, b.y, b.z, site.name(), site.line);
+}
+
+/// Ends the launch with one sentence about what this thread did.
+[[noreturn]] SIMT_COLD __attribute__((format(printf, 2, 3))) void fail(Site site, const char* format, ...) {
+  char text[1024];
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(text, sizeof text, format, arguments);
+  va_end(arguments);
+  say("%s: %s", machine.launch.kernel, text);
+  say_where(site);
+  give_up();
+}
+
+/// A device-side check failed.
+[[noreturn]] SIMT_COLD void trap(const char* message, Site site = Site::here()) { fail(site, "%s", message); }
+
+}  // namespace simt
