@@ -1,7 +1,7 @@
 """How long a call takes on a GPU: between two events on its stream, many times, with every sample kept.
 
-The time is *measured* and covers all that `fn` launches. What it does not cover has its own number: the host's
-part of the call, and an empty kernel's time in the same mode. Neither is subtracted.
+The time is *measured* and covers all that `fn` launches. What it does not cover has a number of its own: the
+host's part of the call, and an empty kernel's time in the same mode. Neither is subtracted.
 """
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ class Timing:
 def median_noise(samples) -> float:
     """Relative standard error of the median, from the quartiles so that outliers do not decide.
 
-    For a normal distribution 0.93 · (q3 − q1) / √n. Infinite where the median is 0: a time below the resolution
-    of the events has no relative precision.
+    For a normal distribution 0.93 · (q3 − q1) / √n. Infinite where the median is 0: a time below the events'
+    resolution has no relative precision.
     """
     q1, median, q3 = np.percentile(samples, (25, 50, 75))
     if not median > 0:
@@ -108,7 +108,7 @@ def _warm_up(machine, call, cache: str, deadline: float) -> None:
 def _refuse(machine, cache, min_samples, max_samples, timeout_s) -> None:
     if machine.name == "cpu":
         raise ValueError(
-            "machine: expected a GPU, got the CPU machine, which models no time; count with m.counting() instead"
+            "machine: expected a GPU, got the CPU machine, which models no time; use m.counting() on it"
         )
     if cache not in ("cold", "warm"):
         raise ValueError(f"cache: expected 'cold' or 'warm', got {cache!r}; choose one")

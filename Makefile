@@ -1,0 +1,48 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`. They make .venv first.
+# PYTHON=python3.12 picks an interpreter, WHEELS=folder installs offline, JOBS=4 runs tests on that many cores.
+
+PYTHON ?= python3
+JOBS ?= 2
+PORT ?= 8501
+RECORD ?= h200
+SUITES ?= ceilings quick memory page-size
+
+PY := .venv/bin/python
+READY := .venv/ready
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-gpu dashboard record sizes lint clean
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(READY): requirements.txt pyproject.toml cuattn/setup_env.py
+	@$(PYTHON) cuattn/setup_env.py
+
+demo: $(READY)  ## run suite `quick` on the best machine here and show the results
+	@$(PY) -m experiments run quick
+	@echo "Parquet:   $$(ls -t runs/*/part.parquet | head -n 1)"
+	@echo "Dashboard: make dashboard   (or: $(PY) -m streamlit run dashboard/app.py)"
+
+test: $(READY)  ## all tests; those for a GPU only where there is one
+	@$(PY) -m pytest -n $(JOBS)
+
+test-gpu: $(READY)  ## the tests that need a GPU
+	@$(PY) -m pytest -m gpu -rs
+
+dashboard: $(READY)  ## open the dashboard in the browser
+	@$(PY) -m streamlit run dashboard/app.py --server.port $(PORT)
+
+record: $(READY)  ## run the recorded suites on this GPU into experiments/recorded/$(RECORD)
+	@set -e; for suite in $(SUITES); do \
+	  $(PY) -m experiments run $$suite --machine gpu --out experiments/recorded/$(RECORD)/$$suite; done
+
+sizes: $(READY)  ## the longest files and functions, and lines that stand twice
+	@$(PY) tests/sizes.py
+
+lint: $(READY)  ## ruff
+	@$(PY) -m ruff check .
+
+clean:  ## remove .venv and caches; runs stay
+	rm -rf .venv .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
+	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
