@@ -58,7 +58,7 @@ _PROVENANCE = (
     ("arch", _STRING, "", "what the kernel was compiled for: cpu, sm_80, sm_90a, …"),
     ("device_uuid", _STRING, "", "the GPU's UUID"),
     ("host", _STRING, "", "the host's name"),
-    ("source_hash", _STRING, "", "12 hex digits over the kernel's source, headers and constants"),
+    ("source_hash", _STRING, "", "12 hex digits over the kernel's source and the headers it includes"),
 )
 _PARAMETERS = (
     ("kernel", _STRING, "", "the kernel's name"),
@@ -82,6 +82,7 @@ _PARAMETERS = (
     ("seed", _INT, "", "seed of the random inputs"),
     ("cache_mode", _STRING, "", "cold: L2 flushed before every sample; warm: not"),
     ("bytes", _INT, "B", "bytes a probe moves"),
+    ("flops", _INT, "flop", "floating-point operations a probe does"),
     ("mode", _STRING, "", "launch: a plain launch; graph: a CUDA graph replayed"),
 )
 _PLAN = (

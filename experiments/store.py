@@ -194,7 +194,7 @@ def _parse_line(line: bytes) -> dict[str, Any] | None:
 def write_part(run: Path, rows: Iterable[dict[str, Any]], manifest: dict[str, Any]) -> Path:
     """Write the run's `part.parquet` from all its rows and return its path.
 
-    Explicit schema, zstd, page checksums; the footer carries the schema version, the run's id and environment,
+    Explicit schema, zstd, page checksums. The footer carries the schema version, the run's id, environment
     and a digest of the rows, because page checksums do not cover the footer itself.
     """
     rows = [decode(encode(row)) for row in rows]

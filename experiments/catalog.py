@@ -1,0 +1,60 @@
+"""Which kernels a sweep may name: the project's rows, rows of kernels given by path, and other people's libraries."""
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from experiments.words import UserError
+
+# Peers are named here and adapted in `peers.py`, which imports their libraries; the parent process must not.
+PEERS = {"torch_math": "prefill", "torch_flash": "prefill", "torch_cudnn": "prefill"}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A kernel by name: its family, and its `Row` unless it is a peer."""
+
+    name: str
+    family: str
+    row: Any = None
+    path: str = ""
+
+
+def catalog(paths: Iterable[str] = ()) -> dict[str, Entry]:
+    """Every kernel by name; those given by path replace a namesake.
+
+    Raises
+    ------
+    UserError
+        A path that is no kernel module.
+    """
+    from cuattn.kernels import ROWS
+
+    found = {name: Entry(name, row.family, row) for name, row in ROWS.items()}
+    found |= {name: Entry(name, family) for name, family in PEERS.items()}
+    for path in paths:
+        row = load_row(path)
+        found[row.name] = Entry(row.name, row.family, row, str(Path(path).resolve()))
+    return found
+
+
+def load_row(path: str):
+    """The row of a kernel module outside the project."""
+    from cuattn.kernels import load
+
+    if not Path(path).is_file():
+        raise UserError(f"--kernel: {path} is not a file; give the path of a Python module that defines ROW")
+    try:
+        return load(path)
+    except Exception as error:  # the module is the user's own code and may raise anything
+        raise UserError(f"--kernel: {path} does not load ({type(error).__name__}: {error})") from error
+
+
+def current_hashes() -> dict[str, str]:
+    """Today's source hash of every kernel of the project, to tell which stored rows are stale."""
+    from cuattn.kernels import ROWS
+    from experiments.case import row_hash
+
+    return {name: row_hash(row) for name, row in ROWS.items()}

@@ -1,0 +1,80 @@
+"""What works here, what does not, and what to do about it."""
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+from experiments import environment
+
+Check = tuple[str, bool | None, str, str]
+REQUIRED = ("numpy", "ml_dtypes", "pandas", "pyarrow", "typer", "rich")
+OPTIONAL = (("streamlit", "the dashboard"), ("altair", "the dashboard"),
+            ("nvidia-ml-py", "clocks, power and temperature of a GPU"), ("torch", "PyTorch's attention as a peer"))
+INSTALL = "pip install -r requirements.txt"
+
+
+def checks() -> list[Check]:
+    """(what, works, detail, remedy) each; works is None for an absent thing that one can do without."""
+    return [_python(), *_packages(), _compiler(), *_gpu(), _cache(), _disk()]
+
+
+def _python() -> Check:
+    fine = sys.version_info >= (3, 11)
+    return "Python", fine, platform.python_version(), "" if fine else "install Python 3.11 or later"
+
+
+def _packages():
+    have = environment.package_versions()
+    for name in REQUIRED:
+        yield name, name in have, have.get(name, "missing"), "" if name in have else INSTALL
+    for name, use in OPTIONAL:
+        present = name in have
+        yield name, present or None, have.get(name, "absent"), "" if present else f"only needed for {use}"
+
+
+def _compiler() -> Check:
+    from cuattn.compile import CompilerMissing, host_compiler
+
+    try:
+        host_compiler()
+    except CompilerMissing as error:
+        return "C++ compiler", False, "none", str(error)
+    version = environment.compiler()
+    return "C++ compiler", bool(version), version, "" if version else "it does not run: name another one in $CXX"
+
+
+def _gpu():
+    cards = environment.gpus()
+    if not cards:
+        yield "GPU", None, environment.no_gpu_reason(), "kernels run on the CPU machine, which counts and does not time"
+    for card in cards:
+        yield "GPU", True, f"{card['name']}, driver {card['driver']}, CUDA {card['cuda']}", ""
+    if find_spec("cupy") is None:
+        remedy = "for a GPU: pip install cupy-cuda13x nvidia-cuda-nvrtc nvidia-cuda-runtime nvidia-cuda-cccl"
+        yield "CuPy", False if cards else None, "absent", remedy
+        return
+    code = "from cupy_backends.cuda.libs import nvrtc; print('NVRTC %d.%d' % nvrtc.getVersion())"
+    version = environment.ask([sys.executable, "-c", code])  # another process: this one never loads CUDA
+    yield "NVRTC", bool(version), version or "does not load", "" if version else "pip install nvidia-cuda-nvrtc"
+
+
+def _cache() -> Check:
+    from cuattn.compile import cache_folder
+
+    folder = cache_folder()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        fine = os.access(folder, os.W_OK)
+    except OSError:
+        fine = False
+    return "kernel cache", fine, str(folder), "" if fine else "set CUATTN_CACHE_DIR to a writable folder"
+
+
+def _disk() -> Check:
+    free = shutil.disk_usage(Path.cwd()).free
+    fine = free > 1 << 30
+    return "disk", fine, f"{free / 1e9:.1f} GB free here", "" if fine else "free at least 1 GB, or use --out DIR"

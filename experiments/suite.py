@@ -1,0 +1,211 @@
+"""A suite: a TOML file with a question and the sweeps that answer it, checked word by word when it is read.
+
+    title = "…"            question = "…"            claims = [1, 13]
+
+    [repeat]               # optional: how long to sample and when to give up
+    [gpu.NAME]             # a sweep for GPUs: kernels, axes, limits; any number of them
+    [cpu.NAME]             # a small one for the CPU machine
+
+An axis is a value or a list of values; the cases are their cross product, less those a limit excludes.
+"""
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from experiments.words import UserError, nearest
+
+SUITES = Path(__file__).with_name("suites")
+DTYPES = ("float16", "bfloat16", "float32", "float8_e4m3")
+
+
+@dataclass(frozen=True)
+class Axis:
+    """What an axis may hold, in which families it means something, and its value where a sweep names none."""
+
+    type: type
+    families: tuple[str, ...]
+    default: Any = None
+    choices: tuple[Any, ...] = ()
+    least: int = 0
+
+
+_ATTENTION = ("prefill", "decode", "cache")
+_ALL = (*_ATTENTION, "probe")
+AXES = {
+    "model": Axis(str, _ATTENTION),
+    "b": Axis(int, _ATTENTION, 1),
+    "h": Axis(int, _ATTENTION, least=1),
+    "hkv": Axis(int, _ATTENTION, least=1),
+    "d": Axis(int, _ATTENTION, least=1),
+    "m": Axis(int, ("prefill", "cache")),
+    "n": Axis(int, _ATTENTION),
+    "dtype": Axis(str, _ALL, "bfloat16", DTYPES),
+    "causal": Axis(bool, ("prefill",), False),
+    "layout": Axis(str, ("prefill",), "bshd", ("bshd", "bhsd")),
+    "page_size": Axis(int, ("decode", "cache"), 16, least=1),
+    "page_order": Axis(str, ("decode", "cache"), "sorted", ("sorted", "shuffled")),
+    "bytes": Axis(int, ("probe",)),
+    "flops": Axis(int, ("probe",)),
+    "cache_mode": Axis(str, _ALL, "cold", ("cold", "warm")),
+    "mode": Axis(str, _ALL, "launch", ("launch", "graph")),
+    "seed": Axis(int, _ALL, 0),
+}
+LIMITS = {"max_tokens": int, "max_kv_gb": float, "max_scores_gb": float, "within_context": bool}
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """How often a case is timed and how long it may take (seconds)."""
+
+    min_samples: int = 10
+    max_samples: int = 200
+    rel_noise: float = 0.005
+    timeout_s: float = 3.0
+    compile_s: float = 300.0
+    deadline_s: float = 120.0
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Axes (each a list), the kernels they are swept for, constants by kernel, and limits."""
+
+    name: str
+    kernels: tuple[str, ...]
+    axes: dict[str, list]
+    constants: dict[str, list[dict]] = field(default_factory=dict)
+    limits: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Suite:
+    """A suite file, checked."""
+
+    name: str
+    title: str
+    question: str
+    claims: tuple[int, ...]
+    repeat: Repeat
+    gpu: tuple[Sweep, ...]
+    cpu: tuple[Sweep, ...]
+
+    def sweeps(self, machine: str) -> tuple[Sweep, ...]:
+        return self.gpu if machine == "gpu" else self.cpu
+
+
+def suite_names() -> list[str]:
+    """The suites that come with the project."""
+    return sorted(path.stem for path in SUITES.glob("*.toml"))
+
+
+def load_suite(name: str) -> Suite:
+    """A suite by name, or from a file of one's own.
+
+    Raises
+    ------
+    UserError
+        No such suite, not TOML, or a key, type or name in it that is not known.
+    """
+    path = Path(name) if name.endswith(".toml") else SUITES / f"{name}.toml"
+    if not path.is_file():
+        if name.endswith(".toml"):
+            raise UserError(f"suite: {name} is not a file; check the path")
+        raise UserError(f"suite: '{name}' is not a suite; {nearest(name, suite_names())}")
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path.name}: is not valid TOML ({error})") from error
+    return parse_suite(path.stem, raw, path.name)
+
+
+def parse_suite(name: str, raw: dict[str, Any], where: str) -> Suite:
+    """Check a suite's keys and types; `where` opens every message."""
+    _only(raw, ("title", "question", "claims", "repeat", "gpu", "cpu"), where)
+    for key, kind in (("title", str), ("question", str)):
+        if key not in raw:
+            raise UserError(f"{where}: has no {key}; add a {key} of one sentence")
+        _typed(raw[key], kind, f"{where}: {key}")
+    claims = [_typed(claim, int, f"{where}: claims") for claim in _list(raw.get("claims", []))]
+    sweeps = {m: tuple(_sweep(f"{where}: {m}.{part}", part, body) for part, body in _table(raw, m, where).items())
+              for m in ("gpu", "cpu")}
+    if not any(sweeps.values()):
+        raise UserError(f"{where}: has no sweep; add a table [gpu.NAME] or [cpu.NAME]")
+    return Suite(name, raw["title"], raw["question"], tuple(claims), _repeat(raw, where), **sweeps)
+
+
+def _table(raw: dict, key: str, where: str) -> dict:
+    body = raw.get(key, {})
+    if not isinstance(body, dict) or any(not isinstance(v, dict) for v in body.values()) and key in ("gpu", "cpu"):
+        raise UserError(f"{where}: {key} expected named tables such as [{key}.prefill]; name the sweep")
+    return body
+
+
+def _repeat(raw: dict, where: str) -> Repeat:
+    body = raw.get("repeat", {})
+    if not isinstance(body, dict):
+        raise UserError(f"{where}: repeat expected a table, got {body!r}")
+    known = {f.name: (int if f.name.endswith("samples") else float) for f in fields(Repeat)}
+    _only(body, known, f"{where}: repeat")
+    for key, value in body.items():
+        _typed(value, known[key], f"{where}: repeat.{key}")
+        if value <= 0:
+            raise UserError(f"{where}: repeat.{key} expected a positive number, got {value!r}")
+    return Repeat(**body)
+
+
+def _sweep(where: str, name: str, body: dict) -> Sweep:
+    _only(body, ("kernels", "constants", "limits", *AXES), where)
+    kernels = [_typed(k, str, f"{where}: kernels") for k in _list(body.get("kernels", []))]
+    if not kernels:
+        raise UserError(f"{where}: names no kernels; add kernels = [\"flash\"] or the like")
+    axes = {key: _axis(where, key, body[key]) for key in AXES if key in body}
+    if "model" in axes and any(key in axes for key in ("h", "hkv", "d")):
+        raise UserError(f"{where}: has both model and h, hkv or d; a model fixes those, so keep one or the other")
+    limits = body.get("limits", {})
+    _only(limits, LIMITS, f"{where}: limits")
+    for key, value in limits.items():
+        _typed(value, LIMITS[key], f"{where}: limits.{key}")
+    return Sweep(name, tuple(kernels), axes, _constants(where, body.get("constants", {}), kernels), dict(limits))
+
+
+def _axis(where: str, key: str, value: Any) -> list:
+    axis, values = AXES[key], _list(value)
+    if not values:
+        raise UserError(f"{where}: {key} is an empty list; give it a value or leave it out")
+    for item in values:
+        _typed(item, axis.type, f"{where}: {key}")
+        if axis.choices and item not in axis.choices:
+            raise UserError(f"{where}: {key} expected one of {', '.join(axis.choices)}, got {item!r}")
+        if axis.type is int and item < axis.least:
+            raise UserError(f"{where}: {key} expected at least {axis.least}, got {item}")
+    return values
+
+
+def _constants(where: str, body: Any, kernels: list[str]) -> dict[str, list[dict]]:
+    if not isinstance(body, dict):
+        raise UserError(f"{where}: constants expected a table of kernel = [{{NAME = value}}], got {body!r}")
+    _only(body, kernels, f"{where}: constants")
+    for kernel, sets in body.items():
+        for one in _list(sets):
+            _typed(one, dict, f"{where}: constants.{kernel}")
+    return {kernel: _list(sets) for kernel, sets in body.items()}
+
+
+def _only(body: dict, known, where: str) -> None:
+    for key in body:
+        if key not in known:
+            raise UserError(f"{where}: '{key}' is not a key here; {nearest(key, known, limit=30)}")
+
+
+def _list(value: Any) -> list:
+    return value if isinstance(value, list) else [value]
+
+
+def _typed(value: Any, kind: type, where: str) -> Any:
+    fits = isinstance(value, (int, float) if kind is float else kind)
+    if not fits or (isinstance(value, bool) and kind is not bool):
+        words = {int: "an integer", float: "a number", str: "a string", bool: "true or false", dict: "a table"}
+        raise UserError(f"{where} expected {words[kind]}, got {value!r}")
+    return value
