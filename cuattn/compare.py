@@ -67,7 +67,7 @@ def _check_finite(o, lse, visible) -> str:
 def _judge(q, keys, visible, o, lse, scale, rounding, sample, seed) -> Verdict:
     """Compare all rows or some; `keys(b)` is one sequence's (k, v), (N, HKV, D) each; `visible` is (B, M)."""
     xp, dtype = array_module(q), q.dtype.name
-    b, m, h, d = q.shape
+    b, m, h, _ = q.shape
     if sample is None:
         sample = int(visible.sum()) * h > FULL_PAIRS["numpy" if xp is np else "cupy"]
     rows = sample_rows(b, h, m, seed=seed) if sample else _every_row(b, h, m)
