@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 import weakref
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
 from itertools import product
 from math import prod
@@ -206,7 +206,19 @@ class CpuMachine:
         address = self._window + array.ctypes.data - self.arena.base
         return Tensor(address, array.shape, tuple(strides), str(array.dtype), array.itemsize, array)
 
+    def like(self, array, shape, dtype: str) -> np.ndarray:
+        """A new array of the caller's kind: here always one of this machine."""
+        return self.empty(shape, dtype)
+
     # ---- launches
+
+    def stream(self, array=None):
+        """No streams here: a context that does nothing."""
+        return nullcontext()
+
+    def prepare(self, built, grid, block, smem_bytes: int, args):
+        """A callable that launches with these arguments."""
+        return lambda: self.launch(built, grid, block, smem_bytes, args)
 
     @contextmanager
     def counting(self):
@@ -248,7 +260,7 @@ class CpuMachine:
         """
         grid, block = _three("grid", grid), _three("block", block)
         request = {
-            "path": str(built.path), "entry": built.entry, "grid": grid, "block": block, "smem_bytes": int(smem_bytes),
+            "path": os.path.abspath(built.path), "entry": built.entry, "grid": grid, "block": block, "smem_bytes": int(smem_bytes),
             "args": [data.hex() for _, data in pack(args)],
             "extents": [(name, *v.extent) for name, v in args if isinstance(v, Tensor) and 0 not in v.shape],
             "order": self.schedule_now.order, "seed": self.schedule_now.seed,

@@ -30,8 +30,10 @@ asm(".text\n"
     "movq %rsp, (%rdi)\n"
     "movq %rsi, %rsp\n"
     "popq %r15\n popq %r14\n popq %r13\n popq %r12\n popq %rbx\n popq %rbp\n"
+    // NOTE: a jump, not a return: a lane resumes from the call before the one that the lane before it waits in, so a
+    // return would always be predicted wrong. For the same reason everything that waits is inlined into the kernel.
     "popq %rcx\n"
-    "jmp *%rcx\n"  // NOTE: not `ret`: its return address was pushed elsewhere, and the CPU's prediction would miss each time
+    "jmp *%rcx\n"
     SIMT_FUNCTION("simt_fiber_boot")
     "movq %r12, %rdi\n"
     "call *%r13\n"
@@ -107,7 +109,7 @@ struct StackPool {
     return true;
   }
   // NOTE: tops are staggered, since page-aligned stacks would all meet in the same sets of the L1 cache.
-  char* top(int i) const { return base + (i + 1) * stride() - size_t(i % 32) * 192; }
+  char* top(int i) const { return base + (i + 1) * stride() - size_t(i % 32) * 128; }
 
   /// Index of the stack whose guard page holds this address, or -1.
   int guard_of(uintptr_t address) const {

@@ -113,6 +113,14 @@ struct Rendezvous {
   void* arguments[LANES];
 };
 
+/// Where ldmatrix and mma.sync exchange fragments, indexed by lane. d[0] holds rows 0…7, d[1] rows 8…15 of the product.
+struct alignas(64) MmaBuffer {
+  uint32_t a[4][LANES], b[8][8];
+  float d[2][2 * LANES];
+  const char* row[LANES];
+  uint32_t matrix[4][LANES];
+};
+
 struct Warp {
   uint32_t ready;       // slots that can run
   uint32_t live;        // lanes that have not exited
@@ -120,6 +128,7 @@ struct Warp {
   int open;             // rendezvous under way
   Fiber slots[LANES];   // in running order
   Rendezvous rendezvous[LANES];
+  MmaBuffer mma;
 };
 
 struct Barrier {

@@ -58,7 +58,7 @@ template <class T> struct Shuffle {
 };
 
 /// The value of `source_lane`, which must be in the mask.
-template <class T> inline T shfl(unsigned mask, T v, int source_lane, Site site = Site::here()) {
+template <class T> SIMT_INLINE T shfl(unsigned mask, T v, int source_lane, Site site = Site::here()) {
   Shuffle<T> mine{v, v, source_lane & (LANES - 1)};
   if (!(mask >> mine.source & 1)) [[unlikely]]
     fail(site, "shuffle from lane %d, which is not in the mask %08x", mine.source, mask);
@@ -71,21 +71,21 @@ template <class T> inline T shfl(unsigned mask, T v, int source_lane, Site site 
   }, site);
   return mine.result;
 }
-template <class T> inline T shfl_xor(unsigned mask, T v, int lane_mask, Site site = Site::here()) {
+template <class T> SIMT_INLINE T shfl_xor(unsigned mask, T v, int lane_mask, Site site = Site::here()) {
   return shfl(mask, v, current->lane ^ lane_mask, site);
 }
 /// As on the device, a lane without a source keeps its own value.
-template <class T> inline T shfl_down(unsigned mask, T v, int delta, Site site = Site::here()) {
+template <class T> SIMT_INLINE T shfl_down(unsigned mask, T v, int delta, Site site = Site::here()) {
   int source = current->lane + delta;
   return shfl(mask, v, source < LANES ? source : current->lane, site);
 }
-template <class T> inline T shfl_up(unsigned mask, T v, int delta, Site site = Site::here()) {
+template <class T> SIMT_INLINE T shfl_up(unsigned mask, T v, int delta, Site site = Site::here()) {
   int source = current->lane - delta;
   return shfl(mask, v, source >= 0 ? source : current->lane, site);
 }
 
 /// The lanes of the mask whose predicate holds.
-inline unsigned ballot(unsigned mask, bool predicate, Site site = Site::here()) {
+SIMT_INLINE unsigned ballot(unsigned mask, bool predicate, Site site = Site::here()) {
   unsigned vote = predicate;
   meet(mask, Kind::ballot, &vote, [](void** lanes, uint32_t all) {
     ++machine.counters.collectives;
@@ -99,7 +99,7 @@ inline unsigned ballot(unsigned mask, bool predicate, Site site = Site::here()) 
   return vote;
 }
 
-inline void syncwarp(unsigned mask = ALL, Site site = Site::here()) {
+SIMT_INLINE void syncwarp(unsigned mask = ALL, Site site = Site::here()) {
   meet(mask, Kind::syncwarp, nullptr, [](void**, uint32_t) { ++machine.counters.collectives; }, site);
 }
 
