@@ -1,0 +1,377 @@
+"""Charts of throughput, counters and outcomes. Pure: a prepared DataFrame in, an Altair chart out.
+
+A builder returns None when no row can be drawn, and the page says so in a sentence. *Measured* is a filled
+mark with a bar over the quartiles, *modelled* a dashed line or a thin tick, *counted* a hollow circle: the
+three never share a mark.
+"""
+
+from __future__ import annotations
+
+import altair as alt
+import pandas as pd
+
+from dashboard import rows, style
+
+RATES = {
+    "tflops": ("tflops_low", "tflops_high", "TFLOP/s"),
+    "gbps": ("gbps_low", "gbps_high", "GB/s"),
+    "measured_time_us": ("time_low", "time_high", "µs"),
+}
+COUNTED, MODELLED = "counted (CPU machine)", "modelled (closed form)"
+PANEL = (244, 200)  # three to a row in a window of 1400 pixels
+TICK = "M0,-1.4L0,1.4"  # a vertical stroke, as a Vega symbol path
+
+
+def columns(frame: pd.DataFrame, *names: str) -> pd.DataFrame:
+    """The named columns only: a chart carries no more data than it shows."""
+    return frame[list(dict.fromkeys(names))].reset_index(drop=True)
+
+
+def summary(frame: pd.DataFrame, rate: str, words: str, unit: str) -> str:
+    """The sentence a screen reader speaks: what is shown, how much of it, and the best value."""
+    top = frame.loc[frame[rate].idxmin() if unit == "µs" else frame[rate].idxmax()]
+    best = "shortest" if unit == "µs" else "highest"
+    kernels = ", ".join(sorted(frame["kernel"].unique()))
+    return (
+        f"{words}: {len(frame)} measured points for {kernels}; the {best} is "
+        f"{top[rate]:.4g} {unit} by {top['kernel']} at {top['shape']}."
+    )
+
+
+def tooltips(rate: str, unit: str) -> list[alt.Tooltip]:
+    """What every measured mark tells."""
+    low, high, _ = RATES[rate]
+    return [
+        style.text("variant", "kernel"),
+        style.text("shape", "shape"),
+        style.text("dtype", "dtype"),
+        style.number(rate, f"median, {unit}"),
+        style.number(low, "quartile, low"),
+        style.number(high, "quartile, high"),
+        style.number("measured_n_samples", "samples"),
+        style.text("device", "device"),
+        style.text("stale", "stale"),
+        style.text("run_id", "run"),
+    ]
+
+
+def _rate_columns(rate: str) -> tuple[str, ...]:
+    low, high, _ = RATES[rate]
+    return (
+        "kernel",
+        "variant",
+        "shape",
+        "what",
+        "mask",
+        "n",
+        "b",
+        "panel",
+        "dtype",
+        rate,
+        low,
+        high,
+        "measured_n_samples",
+        "device",
+        "stale",
+        "run_id",
+    )
+
+
+def dots(frame: pd.DataFrame, rate: str, words: str, ceiling: float = float("nan"), ceiling_name: str = ""):
+    """One row a shape, one mark a kernel, a bar over the quartiles; failures in words at the left edge.
+
+    Parameters
+    ----------
+    frame : prepared rows
+    rate : key of `RATES`
+    words : str
+        The title: what is shown, in which unit.
+    ceiling : float
+        Measured ceiling of the same device in the same unit; NaN draws none.
+
+    Returns
+    -------
+    alt.Chart or None
+    """
+    low, high, unit = RATES[rate]
+    good = rows.ok(frame)
+    good = good[good[rate] > 0]
+    if good.empty:
+        return None
+    order = (
+        frame.sort_values(["what", "mask", "ragged", "b", "length", "page_size"])["shape"].unique().tolist()
+    )
+    y = alt.Y(
+        field="shape",
+        type="nominal",
+        title=None,
+        sort=order,
+        axis=alt.Axis(grid=True, domain=False, ticks=False),
+    )
+    base = alt.Chart(columns(good, *_rate_columns(rate)))
+    x = alt.X(
+        field=rate, type="quantitative", title=unit, scale=alt.Scale(zero=True), axis=alt.Axis(tickCount=8)
+    )
+    bars = base.mark_rule(strokeWidth=2).encode(
+        x=alt.X(field=low, type="quantitative", title=unit),
+        x2=alt.X2(high),
+        y=y,
+        color=style.kernel_colour(good["kernel"]),
+        opacity=style.stale_opacity(0.6),
+    )
+    points = base.mark_point(filled=True, size=95).encode(
+        x=x,
+        y=y,
+        color=style.kernel_colour(good["kernel"]),
+        shape=style.kernel_shape(good["kernel"]),
+        opacity=style.stale_opacity(),
+        tooltip=tooltips(rate, unit),
+    )
+    layers = [bars, points, *row_failures(frame, y)]
+    if ceiling > 0:
+        layers += ceiling_rule(ceiling, unit, ceiling_name)
+    chart = alt.layer(*layers).properties(height=alt.Step(30), width="container")
+    kind = f"measured on {rows.provenance(good)} · median; the bar spans the quartiles"
+    return style.finish(chart, words, kind, summary(good, rate, words, unit))
+
+
+def row_failures(frame: pd.DataFrame, y) -> list:
+    """Failures in words at the left end of their row: a kernel that failed has no mark there to be hidden."""
+    table = rows.lost(frame, ["shape"])
+    if table.empty:
+        return []
+    table["text"] = "✕ " + table["variant"] + ": " + table["status"]
+    joined = table.groupby("shape", as_index=False).agg(
+        text=("text", "   ".join), error=("error", " · ".join)
+    )
+    words = alt.Chart(joined).mark_text(align="left", fontSize=11, color=style.VERMILLION, dx=6)
+    why = [style.text("text", "no mark"), style.text("error", "why")]
+    return [words.encode(x=alt.value(0), y=y, text="text:N", tooltip=why)]
+
+
+def column_failures(table: pd.DataFrame, x, colour, base=None) -> list:
+    """Failures above the plot at their x, in the kernel's colour, stacked where several kernels failed.
+
+    `base` is a chart that already holds `table` among other rows (in a facet); None draws `table` itself.
+    """
+    layers = []
+    if base is not None and len(table):
+        # Every panel gets the same room above it, or their headers would not line up.
+        room = base.mark_text(opacity=0, baseline="bottom", fontSize=10.5)
+        layers.append(room.encode(y=alt.value(-5 - 13 * int(table["slot"].max())), text=alt.value("✕")))
+    for slot in sorted(table["slot"].unique()):
+        chart = alt.Chart(table) if base is None else base
+        chart = chart.transform_filter(f"isValid(datum.slot) && datum.slot === {slot}")
+        layers.append(
+            chart.mark_text(fontSize=10.5, fontWeight=600, baseline="bottom").encode(
+                x=x,
+                y=alt.value(-5 - 13 * int(slot)),
+                text="text:N",
+                color=colour,
+                tooltip=[
+                    style.text("variant", "kernel"),
+                    style.text("status", "status"),
+                    style.text("error", "why"),
+                ],
+            )
+        )
+    return layers
+
+
+def ceiling_rule(value: float, unit: str, name: str) -> list:
+    """A dashed rule with its name, for a ceiling measured on the same device."""
+    frame = pd.DataFrame({"ceiling": [value], "text": [f"{name} {value:,.0f} {unit}"]})
+    rule = alt.Chart(frame).mark_rule(color=style.INK, strokeDash=[2, 3]).encode(x="ceiling:Q")
+    label = (
+        alt.Chart(frame)
+        .mark_text(align="right", dx=-6, dy=-8, fontSize=11, color=style.SLATE)
+        .encode(x="ceiling:Q", y=alt.value(0), text="text:N")
+    )
+    return [rule, label]
+
+
+def is_sweep(frame: pd.DataFrame) -> bool:
+    """Whether some panel has at least three lengths, so that lines over N say more than dots."""
+    good = rows.ok(frame)
+    return bool(len(good)) and good.groupby("panel")["n"].nunique().max() >= 3
+
+
+def over_n(frame: pd.DataFrame, rate: str, words: str, ceiling: float = float("nan"), ceiling_name: str = ""):
+    """Small multiples: throughput over N, one panel a model, batch and mask."""
+    low, high, unit = RATES[rate]
+    drawn = frame[frame["n"] > 0].assign(ceiling=ceiling)
+    good = rows.ok(drawn)
+    good = good[good[rate] > 0]
+    if good.empty:
+        return None
+    table = rows.lost(drawn, ["panel", "n"])
+    data = pd.concat([columns(good, *_rate_columns(rate), "ceiling"), table], ignore_index=True)
+    data["stale"] = [value is True for value in data["stale"]]
+    base = alt.Chart().transform_filter(f"isValid(datum.{rate})")
+    x = style.log2_x("n", "N, keys", good["n"])
+    colour = style.kernel_colour(drawn["kernel"])
+    line = base.mark_line(strokeWidth=2).encode(
+        x=x,
+        y=alt.Y(field=rate, type="quantitative", title=unit),
+        color=colour,
+        detail=["variant:N", "run_id:N"],
+    )
+    bars = base.mark_rule(strokeWidth=2).encode(
+        x=x, y=alt.Y(field=low, type="quantitative", title=unit), y2=alt.Y2(high), color=colour
+    )
+    points = base.mark_point(filled=True, size=70).encode(
+        x=x,
+        y=alt.Y(field=rate, type="quantitative", title=unit),
+        color=colour,
+        shape=style.kernel_shape(drawn["kernel"]),
+        opacity=style.stale_opacity(),
+        tooltip=tooltips(rate, unit),
+    )
+    layers = [line, bars, points]
+    layers += column_failures(table, x, colour, alt.Chart())
+    kind = f"measured on {rows.provenance(good)} · median; the bar spans the quartiles"
+    if ceiling > 0:
+        layers.append(alt.Chart().mark_rule(color=style.INK, strokeDash=[2, 3]).encode(y="max(ceiling):Q"))
+        kind += f" · dotted: {ceiling_name} {ceiling:,.0f} {unit}"
+    panels = list(dict.fromkeys(drawn.sort_values(["what", "mask", "b"])["panel"]))
+    chart = (
+        alt.layer(*layers)
+        .properties(width=PANEL[0], height=PANEL[1])
+        .facet(
+            facet=alt.Facet(field="panel", type="nominal", sort=panels, title=None),
+            columns=min(3, len(panels)),
+            data=data,
+            spacing=28,
+        )
+    )
+    return style.finish(chart, words, kind, summary(good, rate, words, unit))
+
+
+def counted_against_modelled(frame: pd.DataFrame):
+    """Requested global bytes: counted on the CPU machine (circle), and the closed form (a tick in it)."""
+    known = rows.ok(frame)
+    known = known[(known["counted_bytes"] > 0) & (known["modelled_bytes"] > 0)]
+    known = known[~known["family"].isin(["probe"]) | (known["counted_bytes"] > 0)]
+    if known.empty:
+        return None
+    known = known.assign(case=known["kernel"] + " · " + known["shape"])
+    known = known.drop_duplicates(["case", "dtype", "counted_bytes", "modelled_bytes"])
+    order = known.sort_values(["family", "kernel", "counted_bytes"])["case"].unique().tolist()
+    long = pd.concat(
+        [
+            known.assign(source=COUNTED, bytes=known["counted_bytes"]),
+            known.assign(source=MODELLED, bytes=known["modelled_bytes"]),
+        ]
+    )
+    long = columns(
+        long, "case", "source", "bytes", "dtype", "counted_bytes", "modelled_bytes", "counted_launches"
+    )
+    key = {"domain": [COUNTED, MODELLED]}
+    legend = alt.Legend(title="bytes requested", symbolLimit=0, symbolSize=110, orient="top")
+    chart = (
+        alt.Chart(long)
+        .mark_point(filled=False, size=110, strokeWidth=2)
+        .encode(
+            x=style.log_x("bytes", "bytes requested of global memory", long["bytes"], "~s"),
+            y=alt.Y(
+                field="case",
+                type="nominal",
+                sort=order,
+                title=None,
+                axis=alt.Axis(domain=False, ticks=False, grid=True),
+            ),
+            color=alt.Color(
+                field="source",
+                type="nominal",
+                legend=legend,
+                scale=alt.Scale(**key, range=[style.SKY, style.INK]),
+            ),
+            shape=alt.Shape(
+                field="source", type="nominal", legend=legend, scale=alt.Scale(**key, range=["circle", TICK])
+            ),
+            tooltip=[
+                style.text("case", "case"),
+                style.text("dtype", "dtype"),
+                style.number("counted_bytes", "counted", ","),
+                style.number("modelled_bytes", "modelled", ","),
+                style.number("counted_launches", "launches", ","),
+            ],
+        )
+        .properties(height=alt.Step(26), width="container")
+    )
+    equal = int((known["counted_bytes"] == known["modelled_bytes"]).sum())
+    kind = f"no GPU was involved and no time is modelled · equal to the byte in {equal} of {len(known)} cases"
+    words = "Global bytes a run requests: counted and modelled"
+    return style.finish(chart, words, kind, f"{words}; {equal} of {len(known)} cases agree to the byte.")
+
+
+def statuses(frame: pd.DataFrame):
+    """How many cases of every suite and device ended how."""
+    if frame.empty:
+        return None
+    named = frame.assign(
+        suite=frame["suite"].replace("", "(no suite)"), device=frame["device"].replace("", "unknown")
+    )
+    named = named.assign(group=named["suite"] + " · " + named["device"])
+    table = named.groupby(["group", "status"], as_index=False).size()
+    place = {name: index for index, name in enumerate(style.STATUSES)}
+    table["place"] = table["status"].map(place).fillna(len(place))
+    base = alt.Chart(table).encode(
+        y=alt.Y(field="group", type="nominal", title=None, axis=alt.Axis(domain=False, ticks=False)),
+        x=alt.X(
+            field="size",
+            type="quantitative",
+            stack="zero",
+            title="cases",
+            axis=alt.Axis(tickMinStep=1, tickCount=8),
+        ),
+        order=alt.Order(field="place", type="quantitative"),
+    )
+    bars = base.mark_bar(height={"band": 0.62}, stroke="white", strokeWidth=1.5).encode(
+        color=style.status_colour(table["status"]),
+        tooltip=[
+            style.text("group", "suite · device"),
+            style.text("status", "status"),
+            style.number("size", "cases"),
+        ],
+    )
+    chart = bars.properties(height=alt.Step(34), width="container")
+    total, good = len(frame), int((frame["status"] == "ok").sum())
+    kind = f"{good} of {total} cases ended ok · every case is a row, whatever its outcome"
+    return style.finish(
+        chart, "Cases by suite and status", kind, f"Cases by suite and status: {good} of {total} ok."
+    )
+
+
+def timeline(frame: pd.DataFrame):
+    """When every attempt started, in UTC, and how it ended."""
+    known = frame[frame["started_at"].notna()]
+    if known.empty:
+        return None
+    data = columns(known, "started_at", "suite", "status", "kernel", "shape", "error")
+    chart = (
+        alt.Chart(data)
+        .mark_tick(thickness=2.5, height={"band": 0.7})
+        .encode(
+            x=alt.X(
+                field="started_at",
+                type="temporal",
+                title="start of the attempt, UTC",
+                scale=alt.Scale(type="utc"),
+                axis=alt.Axis(format="%d %b %H:%M", labelOverlap=True),
+            ),
+            y=alt.Y(field="suite", type="nominal", title=None, axis=alt.Axis(domain=False, ticks=False)),
+            color=style.status_colour(known["status"]),
+            tooltip=[
+                style.text("kernel", "kernel"),
+                style.text("shape", "shape"),
+                style.text("status", "status"),
+                style.text("error", "why"),
+            ],
+        )
+        .properties(height=alt.Step(38), width="container")
+    )
+    span = f"{known['started_at'].min():%Y-%m-%d %H:%M} to {known['started_at'].max():%Y-%m-%d %H:%M} UTC"
+    return style.finish(
+        chart, "Attempts over time", span, f"{len(known)} attempts from {span}, coloured by status."
+    )

@@ -1,0 +1,251 @@
+"""Charts of paged decode: over page size, ragged batches, page order. Pure, like `charts`."""
+
+from __future__ import annotations
+
+import altair as alt
+import numpy as np
+import pandas as pd
+
+from dashboard import rows, style
+from dashboard.charts import PANEL, RATES, column_failures, columns, row_failures, summary, tooltips
+
+FLOOR = "floor: bytes ÷ measured read rate"
+
+
+def _with_floor(frame: pd.DataFrame, read_gbps: float) -> pd.DataFrame:
+    """Adds the read probe's rate and the time that the case's bytes need at that rate."""
+    return frame.assign(
+        floor_gbps=read_gbps if read_gbps > 0 else np.nan,
+        floor_us=frame["modelled_bytes"] / (read_gbps * 1e3) if read_gbps > 0 else np.nan,
+    )
+
+
+def over_pages(frame: pd.DataFrame, rate: str, read_gbps: float = float("nan")):
+    """Small multiples over page size, one panel a load; dashed where pages are shuffled.
+
+    Parameters
+    ----------
+    frame : prepared decode rows with equal lengths
+    rate : "gbps" or "measured_time_us"
+    read_gbps : float
+        The read probe's best rate on the same device; NaN draws no floor.
+    """
+    low, high, unit = RATES[rate]
+    drawn = _with_floor(frame[(frame["page_size"] > 0) & ~frame["ragged"]], read_gbps)
+    good = rows.ok(drawn)
+    good = good[good[rate] > 0]
+    if good.empty:
+        return None
+    drawn = drawn.assign(panel=drawn["what"] + " · " + drawn["load"])
+    good = good.assign(panel=good["what"] + " · " + good["load"])
+    lost = rows.lost(drawn, ["panel", "page_size"])
+    floor = "floor_gbps" if rate == "gbps" else "floor_us"
+    names = (
+        "kernel",
+        "variant",
+        "shape",
+        "dtype",
+        "panel",
+        "page_size",
+        "order",
+        rate,
+        low,
+        high,
+        "measured_n_samples",
+        "device",
+        "stale",
+        "run_id",
+        floor,
+    )
+    data = pd.concat([columns(good, *names), lost], ignore_index=True)
+    data["stale"] = [value is True for value in data["stale"]]
+    words = "Paged decode over page size, " + ("achieved GB/s" if rate == "gbps" else "time in µs")
+    kind = f"measured on {rows.provenance(good)} · median; the bar spans the quartiles"
+    if read_gbps > 0:
+        kind += f" · dotted: read probe, {read_gbps:,.0f} GB/s" if rate == "gbps" else f" · dotted: {FLOOR}"
+    panels = list(dict.fromkeys(drawn.sort_values(["what", "b", "length"])["panel"]))
+    layers = _page_layers(good, rate, floor if read_gbps > 0 else "", lost)
+    chart = (
+        alt.layer(*layers)
+        .properties(width=PANEL[0], height=PANEL[1])
+        .facet(
+            facet=alt.Facet(field="panel", type="nominal", sort=panels, title=None),
+            columns=min(3, len(panels)),
+            data=data,
+            spacing=28,
+        )
+    )
+    if rate != "gbps":
+        chart = chart.resolve_scale(y="independent")
+    return style.finish(chart, words, kind, summary(good, rate, words, unit))
+
+
+def _page_layers(good: pd.DataFrame, rate: str, floor: str, lost: pd.DataFrame) -> list:
+    low, high, unit = RATES[rate]
+    base = alt.Chart().transform_filter(f"isValid(datum.{rate})")
+    x = style.log2_x("page_size", "page size, tokens", good["page_size"])
+    y = alt.Y(field=rate, type="quantitative", title=unit, scale=alt.Scale(zero=True))
+    colour = style.kernel_colour(good["kernel"])
+    dash = alt.StrokeDash(
+        field="order",
+        type="nominal",
+        legend=alt.Legend(title="pages in the pool"),
+        scale=alt.Scale(domain=list(style.ORDER_DASH), range=list(style.ORDER_DASH.values())),
+    )
+    layers = [
+        base.mark_line(strokeWidth=2).encode(
+            x=x, y=y, color=colour, strokeDash=dash, detail=["variant:N", "run_id:N"]
+        ),
+        base.mark_rule(strokeWidth=2).encode(
+            x=x, y=alt.Y(field=low, type="quantitative", title=unit), y2=alt.Y2(high), color=colour
+        ),
+        base.mark_point(filled=True, size=70).encode(
+            x=x,
+            y=y,
+            color=colour,
+            shape=style.kernel_shape(good["kernel"]),
+            opacity=style.stale_opacity(),
+            tooltip=[style.text("order", "pages"), *tooltips(rate, unit)],
+        ),
+    ]
+    layers += column_failures(lost, x, colour, alt.Chart())
+    if floor:
+        layers.append(
+            alt.Chart()
+            .mark_rule(color=style.INK, strokeDash=[2, 3])
+            .encode(y=alt.Y(field=floor, type="quantitative", aggregate="mean", title=unit))
+        )
+    return layers
+
+
+def ragged(frame: pd.DataFrame, read_gbps: float = float("nan")):
+    """Batches of real request lengths: time of each kernel, and the floor of the batch's bytes as a tick."""
+    drawn = _with_floor(frame[frame["ragged"]], read_gbps)
+    good = rows.ok(drawn)
+    good = good[good["measured_time_us"] > 0]
+    if good.empty:
+        return None
+    good = good.assign(tick=FLOOR)
+    order = drawn.sort_values(["lengths_source", "b", "page_size"])["shape"].unique().tolist()
+    y = alt.Y(
+        field="shape",
+        type="nominal",
+        sort=order,
+        title=None,
+        axis=alt.Axis(domain=False, ticks=False, grid=True),
+    )
+    data = columns(
+        good,
+        "kernel",
+        "variant",
+        "shape",
+        "dtype",
+        "order",
+        "measured_time_us",
+        "time_low",
+        "time_high",
+        "measured_n_samples",
+        "device",
+        "stale",
+        "run_id",
+        "tokens",
+        "max_len",
+        "gbps",
+        "floor_us",
+        "tick",
+    )
+    base, colour = alt.Chart(data), style.kernel_colour(good["kernel"])
+    bars = base.mark_rule(strokeWidth=2).encode(
+        x=alt.X(field="time_low", type="quantitative", title="µs"), x2=alt.X2("time_high"), y=y, color=colour
+    )
+    points = base.mark_point(filled=True, size=95).encode(
+        x=alt.X(
+            field="measured_time_us",
+            type="quantitative",
+            title="µs",
+            scale=alt.Scale(zero=True),
+            axis=alt.Axis(tickCount=8),
+        ),
+        y=y,
+        color=colour,
+        shape=style.kernel_shape(good["kernel"]),
+        opacity=style.stale_opacity(),
+        tooltip=[
+            style.text("order", "pages"),
+            style.number("tokens", "tokens", ","),
+            style.number("max_len", "longest", ","),
+            style.number("gbps", "GB/s"),
+            *tooltips("measured_time_us", "µs"),
+        ],
+    )
+    floors = (
+        base.transform_filter("isValid(datum.floor_us)")
+        .mark_tick(color=style.INK, thickness=2, size=20)
+        .encode(
+            x=alt.X(field="floor_us", type="quantitative", title="µs"),
+            y=y,
+            tooltip=[style.number("floor_us", "floor, µs")],
+        )
+    )
+    chart = alt.layer(bars, points, floors, *row_failures(drawn, y)).properties(
+        height=alt.Step(34), width="container"
+    )
+    words = "Decode of ragged batches, time in µs"
+    kind = f"measured on {rows.provenance(good)}" + (f" · black tick: {FLOOR}" if read_gbps > 0 else "")
+    return style.finish(chart, words, kind, summary(good, "measured_time_us", words, "µs"))
+
+
+def order_ratios(frame: pd.DataFrame) -> pd.DataFrame:
+    """Time with shuffled pages over time with sorted ones, for every case that has both."""
+    good = rows.ok(frame)
+    good = good[(good["measured_time_us"] > 0) & (good["page_size"] > 0)]
+    key = ["run_id", "device", "variant", "kernel", "what", "load", "page_size", "dtype"]
+    wide = good.pivot_table(index=key, columns="page_order", values="measured_time_us", aggfunc="median")
+    if not {"sorted", "shuffled"} <= set(wide.columns):
+        return pd.DataFrame(columns=[*key, "ratio"])
+    wide = wide.dropna(subset=["sorted", "shuffled"])
+    return wide.assign(ratio=wide["shuffled"] / wide["sorted"]).reset_index()
+
+
+def order_cost(frame: pd.DataFrame):
+    """What shuffled pages cost: one row a load, one mark a page size, 1.00 where order does not matter."""
+    table = order_ratios(frame)
+    if table.empty:
+        return None
+    table["case"] = table["variant"] + " · " + table["what"] + " · " + table["load"]
+    table["page"] = [str(int(size)) for size in table["page_size"]]
+    sizes = [str(int(size)) for size in sorted(table["page_size"].unique())]
+    span = max(0.05, float((table["ratio"] - 1).abs().max()) * 1.25)
+    data = columns(table, "case", "page", "ratio", "sorted", "shuffled", "device", "run_id")
+    y = alt.Y(field="case", type="nominal", title=None, axis=alt.Axis(domain=False, ticks=False, grid=True))
+    scale = alt.Scale(domain=[1 - span, 1 + span], nice=False, zero=False)
+    axis = {"title": "time with shuffled pages ÷ time with sorted pages", "scale": scale}
+    viridis, legend = alt.Scale(scheme="viridis"), alt.Legend(title="page size, tokens")
+    points = (
+        alt.Chart(data)
+        .mark_point(filled=True, size=110, shape="diamond", opacity=0.95)
+        .encode(
+            x=alt.X(field="ratio", type="quantitative", axis=alt.Axis(format=".2f", tickCount=8), **axis),
+            y=y,
+            yOffset=alt.YOffset(field="page", type="ordinal", sort=sizes),
+            color=alt.Color(field="page", type="ordinal", sort=sizes, scale=viridis, legend=legend),
+            tooltip=[
+                style.text("case", "case"),
+                style.text("page", "page size"),
+                style.number("ratio", "ratio", ".3f"),
+                style.number("sorted", "sorted, µs"),
+                style.number("shuffled", "shuffled, µs"),
+            ],
+        )
+    )
+    rule = alt.Chart(pd.DataFrame({"one": [1.0]})).mark_rule(color=style.INK, strokeDash=[2, 3])
+    one = rule.encode(x=alt.X(field="one", type="quantitative", **axis))
+    chart = alt.layer(one, points).properties(height=alt.Step(11, **{"for": "offset"}), width="container")
+    worst = table.loc[table["ratio"].idxmax()]
+    words = "What shuffled pages cost, as a ratio of times"
+    kind = (
+        f"ratio of measured medians · 1.00: the order of pages costs nothing · largest {worst['ratio']:.2f}"
+    )
+    return style.finish(
+        chart, words, kind, f"{words}: {len(table)} pairs; largest {worst['ratio']:.3f} at {worst['case']}."
+    )

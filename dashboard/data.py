@@ -1,0 +1,171 @@
+"""All disk access of the dashboard: which runs exist, and their rows; cached by path, time of change, size.
+
+Reading goes through `experiments.store`, which sets aside whatever it cannot read. It imports no kernel and
+no CuPy.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import streamlit as st
+
+from dashboard import rows
+from experiments import store
+
+ROOT = Path(__file__).resolve().parent.parent
+RECORDED = ROOT / "experiments" / "recorded"
+RUNS_VARIABLE = "CUATTN_RUNS"
+HASHES = "import json, experiments.catalog as c; print(json.dumps(c.current_hashes()))"
+MINE, SHIPPED = "my runs", "recorded"
+
+
+@dataclass(frozen=True)
+class Folder:
+    """One run on the disk: where it lies, its name, and whether it shipped with the project."""
+
+    path: Path
+    name: str
+    origin: str
+
+
+@dataclass
+class Loaded:
+    """Rows ready for the pages, and what was wrong with the files.
+
+    Attributes
+    ----------
+    frame : pandas.DataFrame
+        The latest attempt of every case, prepared (see `rows.prepare`).
+    attempts : pandas.DataFrame
+        Every attempt, prepared.
+    quarantined : list of (str, str)
+        File and reason.
+    torn_lines : int
+    files : pandas.DataFrame
+        One row a file: run, file, size, schema version, modification time (UTC).
+    """
+
+    frame: pd.DataFrame
+    attempts: pd.DataFrame
+    quarantined: list[tuple[str, str]] = field(default_factory=list)
+    torn_lines: int = 0
+    files: pd.DataFrame = field(default_factory=pd.DataFrame)
+
+
+def runs_root() -> Path:
+    """The folder of the reader's own runs: `CUATTN_RUNS`, or ./runs."""
+    return Path(os.environ.get(RUNS_VARIABLE) or "runs").expanduser().resolve()
+
+
+def find(root: Path, origin: str) -> list[Folder]:
+    """Every run below `root`, newest name first; a folder that is missing or cannot be listed holds none."""
+    try:
+        found = store.find_runs(root) if root.is_dir() else []
+    except OSError:
+        return []
+    named = [Folder(path, _name(path, root), origin) for path in found]
+    return sorted(named, key=lambda folder: folder.name, reverse=origin == MINE)
+
+
+def _name(path: Path, root: Path) -> str:
+    relative = path.relative_to(root).as_posix() if path.is_relative_to(root) else path.as_posix()
+    return root.name if relative == "." else relative
+
+
+def available() -> list[Folder]:
+    """The reader's own runs, then the recorded ones."""
+    return find(runs_root(), MINE) + find(RECORDED, SHIPPED)
+
+
+def preferred(folders: list[Folder]) -> list[Folder]:
+    """What the dashboard opens on: one's own runs where there are any, else the recorded ones."""
+    return [folder for folder in folders if folder.origin == MINE] or folders
+
+
+def load(folders: list[Folder]) -> Loaded:
+    """Rows of these runs. A folder is read again only when one of its files has changed."""
+    return _load(
+        tuple(sorted(str(folder.path) for folder in folders)),
+        _state(folders),
+        tuple(sorted(current_hashes().items())),
+    )
+
+
+def _state(folders: list[Folder]) -> tuple[tuple[str, int, int], ...]:
+    state = []
+    for folder in folders:
+        for path in _files(folder.path):
+            try:
+                info = path.stat()
+            except OSError:
+                continue
+            state.append((str(path), info.st_mtime_ns, info.st_size))
+    return tuple(sorted(state))
+
+
+def _files(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path]
+    names = [*path.glob("*.parquet"), *path.glob("journal-*.jsonl"), *path.glob("manifest.json")]
+    return sorted(name for name in names if not name.name.startswith("."))
+
+
+@st.cache_data(max_entries=8, show_spinner="Reading runs …")
+def _load(paths: tuple[str, ...], state: tuple[tuple[str, int, int], ...], hashes: tuple) -> Loaded:
+    found = store.read_runs([Path(path) for path in paths], attempts="all")
+    frame = found.frame
+    frame["stale"] = store.stale(frame, dict(hashes))
+    attempts = rows.prepare(frame)
+    quarantined = [(str(path), str(reason)) for path, reason in found.quarantined]
+    return Loaded(rows.latest(attempts), attempts, quarantined, found.torn_lines, _describe(state))
+
+
+@st.cache_data(ttl=60, show_spinner=False)
+def current_hashes() -> dict[str, str]:
+    """Kernel name → hash of its source today; empty when the sources cannot be read.
+
+    A child process reads them: no kernel is imported here, and one that is being edited cannot break a page.
+    """
+    try:
+        answer = subprocess.run(
+            [sys.executable, "-c", HASHES], cwd=ROOT, capture_output=True, text=True, timeout=30, check=True
+        )
+        return dict(json.loads(answer.stdout))
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return {}
+
+
+def _describe(state: tuple[tuple[str, int, int], ...]) -> pd.DataFrame:
+    lines = [
+        {
+            "run": Path(path).parent.name,
+            "file": path,
+            "size": size,
+            "schema version": schema_version(Path(path)),
+            "changed (UTC)": pd.Timestamp(changed, unit="ns", tz="UTC"),
+        }
+        for path, changed, size in state
+    ]
+    return pd.DataFrame(lines, columns=["run", "file", "size", "schema version", "changed (UTC)"])
+
+
+def schema_version(path: Path) -> str:
+    """The schema version a file says it has; "unreadable" when it cannot be asked, "–" when it says none."""
+    try:
+        if path.suffix == ".parquet":
+            stored = pq.read_schema(path).metadata or {}
+            return stored.get(b"schema_version", "–".encode()).decode()
+        if path.name == store.MANIFEST:
+            return str(json.loads(path.read_text(encoding="utf-8")).get("schema_version", "–"))
+    except (OSError, ValueError, AttributeError, pa.ArrowException):
+        return "unreadable"
+    return "–"

@@ -1,0 +1,83 @@
+"""Overview: what was run, and the headline of each family."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from dashboard import charts, data, rows, views
+
+
+def page(loaded: data.Loaded) -> None:
+    views.heading("Overview", "What was run, how fast each kernel is, and what went wrong.")
+    if views.nothing(loaded, "results"):
+        return
+    frame = loaded.frame
+    numbers(frame)
+    timed = rows.gpu(frame)
+    if len(timed):
+        prefill(timed)
+        decode(timed)
+    if len(rows.cpu(frame)):
+        counted(rows.cpu(frame), alone=timed.empty)
+    st.header("What was run")
+    views.show(charts.statuses(frame), frame, "statuses", "No case has a status.")
+
+
+def numbers(frame) -> None:
+    good = rows.ok(frame)
+    left, *rest = st.columns([2.2, 1, 1, 1, 1.6])
+    devices = [name for name in dict.fromkeys(frame["device"]) if name]
+    left.metric("Devices", ", ".join(devices) or "unknown", border=True)
+    rest[0].metric("Cases", f"{len(frame):,}", border=True)
+    rest[1].metric("Ended ok", f"{len(good):,}", border=True)
+    rest[2].metric("Kernels", frame["kernel"].replace("", None).nunique(), border=True)
+    last = frame["finished_at"].max()
+    rest[3].metric("Last result, UTC", "unknown" if last != last else f"{last:%Y-%m-%d %H:%M}", border=True)
+
+
+def prefill(timed) -> None:
+    st.header("Prefill")
+    frame = timed[timed["family"] == "prefill"]
+    device = views.choose("Device", sorted(frame["device"].unique()), "overview_prefill_device")
+    frame = frame[frame["device"] == device]
+    roof = rows.ceiling(timed, "mma", "tflops", device)
+    build = charts.over_n if charts.is_sweep(frame) else charts.dots
+    chart = build(frame, "tflops", "Prefill throughput, TFLOP/s", roof, "measured mma ceiling")
+    views.show(chart, frame, "prefill", "No prefill case has been timed on a GPU in these runs.")
+
+
+def decode(timed) -> None:
+    st.header("Decode")
+    frame = timed[timed["family"] == "decode"]
+    device = views.choose("Device", sorted(frame["device"].unique()), "overview_decode_device")
+    frame = frame[frame["device"] == device]
+    roof = rows.ceiling(timed, "read", "gbps", device)
+    best = representative(frame)
+    chart = charts.dots(best, "gbps", "Decode, achieved GB/s", roof, "measured read ceiling")
+    views.show(chart, best, "decode", "No decode case has been timed on a GPU in these runs.")
+    if len(best) < len(frame):
+        st.caption(
+            "Pages of 16 and 64 tokens, in order, or the nearest that were run; Paged decode shows them all."
+        )
+
+
+def representative(frame):
+    """Page sizes that services use, pages in order; everything where a suite has neither."""
+    usual = frame[frame["page_size"].isin([16, 64]) & ((frame["order"] == "sorted") | frame["ragged"])]
+    return usual if len(usual) else frame
+
+
+def counted(frame, alone: bool) -> None:
+    st.header("Bytes, counted")
+    if alone:
+        st.info(
+            "These runs come from the CPU machine, which executes the same kernels and counts every byte. "
+            "It models no time, so there is no throughput to show.",
+            icon=":material/calculate:",
+        )
+    views.show(
+        charts.counted_against_modelled(frame), frame, "counted", "No case of the CPU machine has counters."
+    )
+
+
+page(st.session_state["loaded"])

@@ -1,0 +1,277 @@
+"""From stored rows to rows a chart can draw: types made safe, labels made once, latest attempts chosen.
+
+Pure functions of a DataFrame. Nothing here reads a file or knows Streamlit.
+"""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pandas as pd
+
+NUMBERS = (
+    "b",
+    "h",
+    "hkv",
+    "m",
+    "n",
+    "d",
+    "page_size",
+    "tokens",
+    "max_len",
+    "bytes",
+    "attempt",
+    "measured_time_us",
+    "measured_time_q1_us",
+    "measured_time_q3_us",
+    "measured_time_min_us",
+    "measured_n_samples",
+    "measured_host_us",
+    "measured_empty_us",
+    "measured_peak_pool_bytes",
+    "measured_device_used_bytes",
+    "measured_tflops",
+    "measured_gbps",
+    "measured_tokens_per_s",
+    "counted_launches",
+    "counted_blocks",
+    "counted_bytes_loaded",
+    "counted_bytes_stored",
+    "modelled_flops",
+    "modelled_bytes_loaded",
+    "modelled_bytes_stored",
+    "modelled_scratch_bytes",
+    "modelled_peak_bytes",
+)
+NAMES = (
+    "run_id",
+    "suite",
+    "case_id",
+    "status",
+    "error",
+    "machine",
+    "device",
+    "arch",
+    "kernel",
+    "family",
+    "model",
+    "dtype",
+    "page_order",
+    "lengths_source",
+    "cache_mode",
+    "constants",
+    "source_hash",
+)
+TIMES = ("started_at", "finished_at")
+FAILED = (
+    "incorrect",
+    "unsupported",
+    "compile_error",
+    "oom",
+    "cuda_error",
+    "crash",
+    "timeout",
+    "throttled",
+    "interrupted",
+)
+OTHER = "other"
+
+
+def prepare(frame: pd.DataFrame) -> pd.DataFrame:
+    """Give every row the columns the pages use, in safe types.
+
+    Infinities become missing; a missing name becomes ""; times are UTC. Adds `mask`, `heads`, `shape`,
+    `load`, `ragged`, `panel` (what a small multiple holds fixed), TFLOP/s and GB/s quartiles, and sums of bytes.
+    """
+    out = frame.copy().reset_index(drop=True)
+    for name in NUMBERS:
+        values = pd.to_numeric(out[name], errors="coerce") if name in out else pd.Series(np.nan, out.index)
+        out[name] = values.astype("float64").replace([np.inf, -np.inf], np.nan)
+    for name in NAMES:
+        values = out[name] if name in out else pd.Series("", out.index, dtype=object)
+        out[name] = values.astype(object).where(values.notna(), "").astype(str)
+    for name in TIMES:
+        values = out[name] if name in out else pd.Series(pd.NaT, out.index)
+        out[name] = pd.to_datetime(values, utc=True, errors="coerce")
+    causal = out["causal"] if "causal" in out else pd.Series(None, out.index, dtype=object)
+    out["mask"] = ["causal" if value is True or value == 1 else "full" for value in causal.fillna(False)]
+    stale = out["stale"] if "stale" in out else pd.Series(False, out.index)
+    out["stale"] = [bool(value) for value in stale.fillna(False)]
+    if "measured_samples_us" not in out:
+        out["measured_samples_us"] = None
+    return _labels(_quartiles(out))
+
+
+def _quartiles(out: pd.DataFrame) -> pd.DataFrame:
+    """Rates at the quartiles of time: the slow quartile is the low rate. Zero work has no rate."""
+    moved = out["modelled_bytes_loaded"].fillna(0) + out["modelled_bytes_stored"].fillna(0)
+    flops = out["modelled_flops"].where(out["modelled_flops"] > 0)
+    time, low, high = (
+        out[name].where(out[name] > 0)
+        for name in ("measured_time_us", "measured_time_q3_us", "measured_time_q1_us")
+    )
+    low, high = low.fillna(time), high.fillna(time)
+    out["tflops"] = out["measured_tflops"].where(out["measured_tflops"] > 0).fillna(flops / time / 1e6)
+    out["gbps"] = (
+        out["measured_gbps"].where(out["measured_gbps"] > 0).fillna(moved.where(moved > 0) / time / 1e3)
+    )
+    for rate in ("tflops", "gbps"):
+        out[f"{rate}_low"], out[f"{rate}_high"] = out[rate] * time / low, out[rate] * time / high
+    out["time_low"], out["time_high"] = high, low
+    out["modelled_bytes"] = moved.where(moved > 0)
+    counted = out["counted_bytes_loaded"].fillna(0) + out["counted_bytes_stored"].fillna(0)
+    out["counted_bytes"] = counted.where(counted > 0)
+    peak = out["measured_peak_pool_bytes"]
+    out["peak_gb"] = peak.where(peak > 0) / 1e9
+    out["formula_gb"] = out["modelled_peak_bytes"].where(out["modelled_peak_bytes"] > 0) / 1e9
+    out["p99_us"] = [_p99(samples) for samples in out["measured_samples_us"]]
+    return out
+
+
+def _p99(samples) -> float:
+    if samples is None or np.ndim(samples) != 1 or len(samples) < 10:
+        return np.nan
+    return float(np.nanpercentile(np.asarray(samples, dtype="float64"), 99))
+
+
+def _labels(out: pd.DataFrame) -> pd.DataFrame:
+    decode = out["family"].isin(["decode", "cache"])
+    length = out["max_len"].fillna(out["n"]).where(decode, out["n"])
+    out["length"] = length.where(length > 0)
+    out["ragged"] = decode & ~out["lengths_source"].isin(["", "uniform"])
+    heads = [_heads(h, hkv, d) for h, hkv, d in zip(out["h"], out["hkv"], out["d"])]
+    out["heads"] = heads
+    out["what"] = [model or head for model, head in zip(out["model"], heads)]
+    out["load"] = [
+        _load(row) for row in out[["b", "length", "ragged", "lengths_source"]].itertuples(index=False)
+    ]
+    out["order"] = out["page_order"].where(out["page_order"].isin(["sorted", "shuffled"]), "sorted")
+    out["variant"] = [_variant(kernel, text) for kernel, text in zip(out["kernel"], out["constants"])]
+    fields = out[["family", "what", "b", "m", "n", "mask", "load", "page_size", "bytes", "kernel"]]
+    out["shape"] = [_shape(row) for row in fields.itertuples(index=False)]
+    out["panel"] = [
+        f"{what} · B{count(b)} · {mask}" for what, b, mask in zip(out["what"], out["b"], out["mask"])
+    ]
+    return out
+
+
+def count(value: float) -> str:
+    """4096 → 4K, 1000 → 1000, missing → ?."""
+    if not np.isfinite(value):
+        return "?"
+    value = int(value)
+    return f"{value // 1024}K" if value >= 1024 and value % 1024 == 0 else str(value)
+
+
+def size(value: float) -> str:
+    """Bytes in decimal units, three digits."""
+    if not np.isfinite(value):
+        return "?"
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if value >= scale:
+            return f"{value / scale:.3g} {unit}"
+    return f"{value:.0f} B"
+
+
+def _variant(kernel: str, constants: str) -> str:
+    """Kernel name with the constants the case sets, if any."""
+    try:
+        chosen = json.loads(constants) if constants else {}
+    except ValueError:
+        return f"{kernel} {constants}"
+    if not isinstance(chosen, dict) or not chosen:
+        return kernel
+    return " ".join([kernel, *(f"{name}={value}" for name, value in sorted(chosen.items()))])
+
+
+def _heads(h: float, hkv: float, d: float) -> str:
+    return "" if not np.isfinite(h) else f"{count(h)}/{count(hkv)} heads · D{count(d)}"
+
+
+def _load(row) -> str:
+    if row.ragged:
+        return f"{count(row.b)} × {row.lengths_source or 'ragged'}"
+    return f"{count(row.b)} × {count(row.length)}"
+
+
+def _shape(row) -> str:
+    parts = [row.what]
+    if row.family == "prefill":
+        parts += [f"B{count(row.b)}", f"N{count(row.n)}", row.mask]
+        if np.isfinite(row.m) and row.m != row.n:
+            parts.insert(2, f"M{count(row.m)}")
+    elif row.family in ("decode", "cache"):
+        parts += [row.load] + ([f"page {count(row.page_size)}"] if np.isfinite(row.page_size) else [])
+    elif np.isfinite(row.bytes) and row.bytes > 0:
+        parts += [size(row.bytes)]
+    return " · ".join(part for part in parts if part) or row.kernel or OTHER
+
+
+def latest(frame: pd.DataFrame) -> pd.DataFrame:
+    """The last attempt of every case of every run; earlier ones stay visible on the health page."""
+    if frame.empty:
+        return frame
+    named = frame[frame["case_id"] != ""]
+    last = named.sort_values(["attempt", "finished_at"]).groupby(["run_id", "case_id"], sort=False).tail(1)
+    return pd.concat([last, frame[frame["case_id"] == ""]]).sort_index()
+
+
+def ok(frame: pd.DataFrame) -> pd.DataFrame:
+    """Rows that passed the comparison."""
+    return frame[frame["status"] == "ok"]
+
+
+def failed(frame: pd.DataFrame) -> pd.DataFrame:
+    """Rows that ended in anything but ok."""
+    return frame[frame["status"] != "ok"]
+
+
+def gpu(frame: pd.DataFrame) -> pd.DataFrame:
+    """Rows of a GPU: the only ones with measured times."""
+    return frame[frame["machine"] == "gpu"]
+
+
+def cpu(frame: pd.DataFrame) -> pd.DataFrame:
+    """Rows of the CPU machine: counted, never timed."""
+    return frame[frame["machine"] == "cpu"]
+
+
+def pareto(frame: pd.DataFrame, cost: str, gain: str) -> pd.Series:
+    """True where no other row has less `cost` and more `gain`; never for a row where one is missing."""
+    known = frame[[cost, gain]].dropna()
+    order = known.sort_values([cost, gain], ascending=[True, False])
+    best = order[gain].cummax().shift(fill_value=-np.inf)
+    front = pd.Series(False, frame.index)
+    front.loc[order.index[order[gain] > best]] = True
+    return front
+
+
+def ceiling(frame: pd.DataFrame, kernel: str, rate: str, device: str) -> float:
+    """The best rate a probe reached on `device`, or NaN: another card's ceiling is never borrowed."""
+    rows = ok(frame)
+    rows = rows[(rows["family"] == "probe") & (rows["kernel"] == kernel) & (rows["device"] == device)]
+    return float(rows[rate].max()) if len(rows) else np.nan
+
+
+def lost(frame: pd.DataFrame, by: list[str]) -> pd.DataFrame:
+    """What a chart writes where a mark is missing: one row a group of `by`, kernel and status.
+
+    `slot` numbers the rows of a group, so that a chart can stack them.
+    """
+    bad = failed(frame)
+    if bad.empty:
+        return pd.DataFrame(columns=[*by, "kernel", "variant", "status", "text", "error", "slot"])
+    bad = bad.groupby([*by, "kernel", "variant", "status"], sort=True, as_index=False).agg(
+        error=("error", lambda errors: " · ".join(dict.fromkeys(filter(None, errors)))[:300])
+    )
+    bad["text"] = "✕ " + bad["status"].str.replace("_", " ")
+    bad["slot"] = bad.groupby(by).cumcount()
+    return bad
+
+
+def provenance(frame: pd.DataFrame) -> str:
+    """Where the rows come from, for a chart's subtitle: devices and the state of the L2 cache."""
+    devices = [name for name in dict.fromkeys(frame["device"]) if name] or ["unknown device"]
+    caches = [f"{mode} L2" for mode in dict.fromkeys(frame["cache_mode"]) if mode]
+    return " · ".join([", ".join(devices), *caches])

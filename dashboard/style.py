@@ -1,0 +1,204 @@
+"""How every chart looks: a colour and a shape a kernel, a colour a status, shared axes and number formats.
+
+Colours are fixed by name, never by position, so a kernel keeps its colour whatever is filtered away.
+"""
+
+from __future__ import annotations
+
+import math
+
+import altair as alt
+
+BLUE, VERMILLION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
+ORANGE, SKY, OLIVE, SLATE = "#E69F00", "#56B4E9", "#8A6D00", "#5F6B76"
+FAINT = "#B8C1CA"
+INK = "#1F2933"
+
+# The toolkit's own kernels are circles and squares; libraries it is compared with are triangles and diamonds.
+KERNELS = {
+    "flash": (BLUE, "circle"),
+    "standard": (VERMILLION, "square"),
+    "paged": (GREEN, "circle"),
+    "torch_math": (ORANGE, "triangle-up"),
+    "torch_flash": (SKY, "triangle-down"),
+    "torch_cudnn": (PURPLE, "diamond"),
+    "append": (OLIVE, "square"),
+    "copy": (SLATE, "square"),
+    "read": (SKY, "circle"),
+    "mma": (OLIVE, "circle"),
+    "empty": (SLATE, "circle"),
+}
+OTHER_COLOURS = (ORANGE, SKY, PURPLE, OLIVE, SLATE, GREEN, VERMILLION, BLUE)
+OTHER_SHAPES = ("triangle-up", "triangle-down", "cross", "diamond", "triangle-right", "triangle-left")
+
+STATUSES = {
+    "ok": "#6BA292",
+    "incorrect": "#D55E00",
+    "crash": "#9C2A00",
+    "cuda_error": "#B8472A",
+    "compile_error": "#CC79A7",
+    "oom": "#E69F00",
+    "timeout": "#8A6D00",
+    "throttled": "#F0C808",
+    "interrupted": "#56B4E9",
+    "unsupported": "#B8C1CA",
+}
+OTHER_STATUS = "#5F6B76"
+
+ORDER_DASH = {"sorted": [1, 0], "shuffled": [5, 4]}
+
+BINARY_TICKS = "datum.value >= 1024 ? format(datum.value / 1024, '~g') + 'K' : format(datum.value, '~g')"
+
+
+def kernel_table(kernels) -> dict[str, tuple[str, str]]:
+    """Colour and shape of every known kernel and of `kernels`; unknown names are placed in sorted order."""
+    table = dict(KERNELS)
+    for place, name in enumerate(sorted(set(map(str, kernels)) - set(table))):
+        table[name] = (OTHER_COLOURS[place % len(OTHER_COLOURS)], OTHER_SHAPES[place % len(OTHER_SHAPES)])
+    return table
+
+
+def kernel_colour(kernels, title: str = "kernel (measured)") -> alt.Color:
+    """Colour encoding over the whole domain; the legend lists only what the chart shows."""
+    table = kernel_table(kernels)
+    present = sorted(set(map(str, kernels)), key=list(table).index)
+    return alt.Color(
+        field="kernel",
+        type="nominal",
+        scale=alt.Scale(domain=list(table), range=[colour for colour, _ in table.values()]),
+        legend=alt.Legend(title=title, values=present, symbolLimit=0),
+    )
+
+
+def kernel_shape(kernels, title: str = "kernel (measured)") -> alt.Shape:
+    """Shape encoding that says the same as the colour, for readers who cannot tell the colours apart."""
+    table = kernel_table(kernels)
+    present = sorted(set(map(str, kernels)), key=list(table).index)
+    return alt.Shape(
+        field="kernel",
+        type="nominal",
+        scale=alt.Scale(domain=list(table), range=[shape for _, shape in table.values()]),
+        legend=alt.Legend(title=title, values=present, symbolLimit=0),
+    )
+
+
+def status_colour(statuses) -> alt.Color:
+    """Colour encoding of outcomes; an unknown status is grey, not missing."""
+    table = dict(STATUSES)
+    for name in sorted(set(map(str, statuses)) - set(table)):
+        table[name] = OTHER_STATUS
+    present = [name for name in table if name in set(statuses)]
+    return alt.Color(
+        field="status",
+        type="nominal",
+        scale=alt.Scale(domain=list(table), range=list(table.values())),
+        legend=alt.Legend(title="status", values=present, symbolLimit=0, symbolType="square"),
+    )
+
+
+def stale_opacity(full: float = 1.0) -> alt.Opacity:
+    """Rows whose kernel has changed since are drawn faint."""
+    return alt.condition("datum.stale === true", alt.value(0.3), alt.value(full))
+
+
+def number(field: str, title: str, fmt: str = ",.4~g") -> alt.Tooltip:
+    """Tooltip line for a quantity."""
+    return alt.Tooltip(field=field, type="quantitative", title=title, format=fmt)
+
+
+def text(field: str, title: str) -> alt.Tooltip:
+    """Tooltip line for a name."""
+    return alt.Tooltip(field=field, type="nominal", title=title)
+
+
+def log2_x(field: str, title: str, values) -> alt.X:
+    """Base-2 axis with a tick at each value that occurs; the caller has removed zeros."""
+    ticks = sorted({int(v) for v in values})
+    while len(ticks) > 9:
+        ticks = ticks[::2]
+    return alt.X(
+        field=field,
+        type="quantitative",
+        title=title,
+        scale=alt.Scale(type="log", base=2, nice=False, padding=16),
+        axis=alt.Axis(values=ticks, labelExpr=BINARY_TICKS, grid=False, labelOverlap=True),
+    )
+
+
+def log_x(field: str, title: str, values, fmt: str = "~g", room: float = 1.4) -> alt.X:
+    """Base-10 axis over at least a decade, so that near values look near; `room` is the factor kept free."""
+    return alt.X(field=field, type="quantitative", title=title, **_decades(values, fmt, room))
+
+
+def log_y(field: str, title: str, values, fmt: str = "~g", room: float = 1.4) -> alt.Y:
+    """As `log_x`, upright."""
+    return alt.Y(field=field, type="quantitative", title=title, **_decades(values, fmt, room))
+
+
+def _decades(values, fmt: str, room: float) -> dict:
+    low, high = min(values) / room, max(values) * room
+    widen = math.sqrt(max(1.0, 10 * low / high))
+    low, high = low / widen, high * widen
+    steps = (1, 2, 5) if high / low < 1000 else (1,)
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    ticks = [step * 10.0**power for power in powers for step in steps]
+    return {
+        "scale": alt.Scale(type="log", nice=False, domain=[low, high]),
+        "axis": alt.Axis(
+            format=fmt, values=[tick for tick in ticks if low <= tick <= high], labelOverlap=True
+        ),
+    }
+
+
+def title(words: str, kind: str) -> alt.TitleParams:
+    """A title that says what and in which unit, above a line that says how the numbers came to be."""
+    return alt.TitleParams(
+        words,
+        subtitle=kind,
+        anchor="start",
+        fontSize=16,
+        fontWeight=600,
+        subtitleFontSize=12.5,
+        subtitleColor=SLATE,
+        offset=14,
+        subtitlePadding=5,
+    )
+
+
+def finish(chart, words: str, kind: str, description: str):
+    """Title, description (read aloud by screen readers) and the common look of axes."""
+    return (
+        chart.properties(title=title(words, kind), description=description)
+        .configure_view(stroke=None)
+        .configure_axis(
+            gridColor="#EEF1F4",
+            domainColor=FAINT,
+            tickColor=FAINT,
+            labelFontSize=12,
+            titleFontSize=12,
+            titleFontWeight="normal",
+            titleColor=SLATE,
+            titlePadding=10,
+            labelLimit=330,
+        )
+        .configure_legend(
+            labelFontSize=12,
+            titleFontSize=12,
+            titleFontWeight="normal",
+            titleColor=SLATE,
+            symbolSize=90,
+            symbolOpacity=1,
+            labelLimit=320,
+            orient="top",
+            direction="horizontal",
+            offset=12,
+        )
+        .configure_header(
+            titleFontSize=12,
+            labelFontSize=12.5,
+            labelFontWeight=600,
+            labelAnchor="start",
+            labelPadding=20,
+            title=None,
+        )
+    )

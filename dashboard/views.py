@@ -1,0 +1,200 @@
+"""What every page is made of: the run picker, a chart with its table, download and command, empty states."""
+
+from __future__ import annotations
+
+import shlex
+
+import altair as alt
+import pandas as pd
+import streamlit as st
+
+from dashboard import data, rows
+
+TABLE_COLUMNS = (
+    "suite",
+    "kernel",
+    "variant",
+    "shape",
+    "status",
+    "error",
+    "device",
+    "dtype",
+    "measured_time_us",
+    "measured_time_q1_us",
+    "measured_time_q3_us",
+    "p99_us",
+    "measured_n_samples",
+    "tflops",
+    "gbps",
+    "peak_gb",
+    "formula_gb",
+    "cache_mode",
+    "page_order",
+    "lengths_source",
+    "tokens",
+    "counted_bytes_loaded",
+    "counted_bytes_stored",
+    "counted_launches",
+    "modelled_flops",
+    "modelled_bytes_loaded",
+    "modelled_bytes_stored",
+    "stale",
+    "run_id",
+    "case_id",
+)
+LABELS = {
+    "measured_time_us": "measured median, µs",
+    "measured_time_q1_us": "measured q1, µs",
+    "measured_time_q3_us": "measured q3, µs",
+    "p99_us": "measured p99, µs",
+    "measured_n_samples": "samples",
+    "tflops": "measured TFLOP/s",
+    "gbps": "measured GB/s",
+    "peak_gb": "measured peak, GB",
+    "formula_gb": "modelled peak, GB",
+    "counted_bytes_loaded": "counted loaded, B",
+    "counted_bytes_stored": "counted stored, B",
+    "counted_launches": "counted launches",
+    "modelled_flops": "modelled flops",
+    "modelled_bytes_loaded": "modelled loaded, B",
+    "modelled_bytes_stored": "modelled stored, B",
+    "variant": "constants",
+}
+
+
+def pick_runs() -> data.Loaded:
+    """The sidebar's run picker; its choice is in the address, so a link opens the same runs."""
+    folders = data.available()
+    names = {_label(folder): folder for folder in folders}
+    start = [name for name, folder in names.items() if folder in data.preferred(folders)]
+    with st.sidebar:
+        chosen = st.multiselect(
+            "Runs",
+            list(names),
+            default=start,
+            key="run",
+            bind="query-params",
+            placeholder="Choose runs",
+            help="Your own runs come from the folder below.",
+        )
+        st.caption(f"Own runs: `{data.runs_root()}` (set `{data.RUNS_VARIABLE}` for another folder).")
+        if st.button("Look for new runs", icon=":material/refresh:", type="tertiary"):
+            st.rerun()
+    loaded = data.load([names[name] for name in chosen])
+    if loaded.quarantined or loaded.torn_lines:
+        st.sidebar.warning(
+            f"{len(loaded.quarantined)} files could not be read, {loaded.torn_lines} torn lines: "
+            "see Data health.",
+            icon=":material/report:",
+        )
+    return loaded
+
+
+def _label(folder: data.Folder) -> str:
+    return folder.name if folder.origin == data.MINE else f"recorded/{folder.name}"
+
+
+def heading(title: str, question: str) -> None:
+    """A page's title and the question it answers."""
+    st.title(title)
+    st.markdown(f":gray[{question}]")
+
+
+def nothing(loaded: data.Loaded, what: str) -> bool:
+    """Says why a page is empty, and returns True, when no row is loaded at all."""
+    if len(loaded.frame):
+        return False
+    if loaded.quarantined:
+        st.info(
+            f"None of the chosen files could be read, so there are no {what} to show. Data health says why."
+        )
+    else:
+        st.info(
+            f"There are no {what} to show: choose a run in the sidebar, or make one with the command below."
+        )
+    st.code("python -m experiments run quick", language="bash")
+    return True
+
+
+def choose(label: str, options: list[str], key: str, preferred: str | None = None) -> str:
+    """A select box bound to the address; with a single option there is nothing to choose."""
+    if len(options) < 2:
+        return options[0] if options else ""
+    index = options.index(preferred) if preferred in options else 0
+    return st.selectbox(label, options, index=index, key=key, bind="query-params")
+
+
+def choices():
+    """A row for select boxes, as wide as those that there are."""
+    return st.container(horizontal=True, gap="medium", vertical_alignment="bottom")
+
+
+def show(chart, frame: pd.DataFrame, key: str, missing: str) -> None:
+    """A chart, then the rows behind it: a table, a CSV and the command that makes them again.
+
+    Parameters
+    ----------
+    chart : alt.Chart or None
+    frame : prepared rows, failures included
+    key : str
+        Unique on the page; also the name of the downloaded file.
+    missing : str
+        The sentence to show when there is no chart.
+    """
+    if chart is None:
+        st.info(missing)
+    else:
+        words, drawn = chart.description, chart.copy(deep=False)
+        drawn.description = alt.Undefined  # Streamlit takes the description as an argument, once
+        st.altair_chart(drawn, key=f"chart-{key}", alt=words)
+    if frame.empty:
+        return
+    notes = _notes(frame)
+    if notes:
+        st.caption(notes)
+    with st.expander(
+        f"Table, CSV and the command that makes these {len(frame)} rows", icon=":material/table:"
+    ):
+        view = table(frame)
+        st.dataframe(view, hide_index=True, key=f"table-{key}", alt=f"The {len(view)} rows behind the chart.")
+        left, right = st.columns([1, 3], vertical_alignment="top")
+        left.download_button(
+            "Download CSV",
+            view.to_csv(index=False).encode(),
+            f"{key}.csv",
+            "text/csv",
+            key=f"csv-{key}",
+            icon=":material/download:",
+            on_click="ignore",
+        )
+        right.code("\n".join(commands(frame)), language="bash")
+
+
+def _notes(frame: pd.DataFrame) -> str:
+    stale, lost = int(frame["stale"].sum()), len(rows.failed(frame))
+    parts = []
+    if stale:
+        parts.append(
+            f"{stale} of {len(frame)} rows are stale and drawn faint: their kernel has changed since."
+        )
+    if lost:
+        counts = rows.failed(frame)["status"].value_counts()
+        said = ", ".join(f"{count} {status}" for status, count in counts.items())
+        parts.append(f"Without a result: {said}. The table has the reasons.")
+    return " ".join(parts)
+
+
+def table(frame: pd.DataFrame) -> pd.DataFrame:
+    """The columns worth reading, in plain words, without those that are empty throughout."""
+    view = frame[[name for name in TABLE_COLUMNS if name in frame]]
+    view = view.assign(variant=[text if text not in ("", "{}") else "" for text in frame["constants"]])
+    empty = [name for name in view if view[name].isna().all() or (view[name] == "").all()]
+    return view.drop(columns=empty).rename(columns=LABELS)
+
+
+def commands(frame: pd.DataFrame) -> list[str]:
+    """The runner's commands whose rows these are, one a suite."""
+    suites = [suite for suite in dict.fromkeys(frame["suite"]) if suite]
+    return [f"python -m experiments run {shlex.quote(suite)}" for suite in suites] or [
+        "python -m experiments list"
+    ]
