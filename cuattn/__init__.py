@@ -1,0 +1,16 @@
+"""cuattn: GPU attention kernels one can read, measure and change, on a GPU or on the CPU machine."""
+from cuattn import compare, devices, kernels, reference, timing
+from cuattn.compile import CompileError, CompilerMissing
+from cuattn.contract import ContractError
+from cuattn.kernels.base import Unsupported
+from cuattn.kvcache import OutOfPages, PagedKVCache
+from cuattn.machine import Counters, DeviceError, MachineUnavailable, open_machine
+from cuattn.ops import (
+    append_kv, attention, decode, merge_states, plan_append, plan_attention, plan_decode, plan_probe,
+)
+
+__all__ = [
+    "CompileError", "CompilerMissing", "ContractError", "Counters", "DeviceError", "MachineUnavailable", "OutOfPages",
+    "PagedKVCache", "Unsupported", "append_kv", "attention", "compare", "decode", "devices", "kernels", "merge_states",
+    "open_machine", "plan_append", "plan_attention", "plan_decode", "plan_probe", "reference", "timing",
+]

@@ -1,0 +1,109 @@
+"""What callers may pass, checked before anything is launched. One sentence an error: argument, expected, got, what to do."""
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from cuattn.machine import Tensor
+
+MAX_HEADS = 256  # more heads than any model has: (B, H, N, D) read as (B, N, H, D)
+GRID_LIMIT = 65535
+WORD = 16  # bytes of one vector access
+
+
+class ContractError(ValueError):
+    """An argument that the operation cannot take."""
+
+
+def refuse(argument: str, expected: str, got, remedy: str) -> ContractError:
+    """The sentence every error is made of."""
+    return ContractError(f"{argument}: expected {expected}, got {got}; {remedy}")
+
+
+def rank(name: str, x, dims: str) -> None:
+    """`dims` names the dimensions, as in "B, N, HKV, D"."""
+    if len(x.shape) != dims.count(",") + 1:
+        raise refuse(name, f"shape ({dims})", f"{tuple(x.shape)}", "reshape it")
+
+
+def same(name: str, got, other: str, expected) -> None:
+    if got != expected:
+        raise refuse(name, f"{expected} as {other} has", got, "make them agree")
+
+
+def dtype(name: str, t: Tensor, allowed) -> None:
+    if t.dtype not in allowed:
+        raise refuse(name, f"dtype {' or '.join(allowed)}", t.dtype, "convert it first")
+
+
+def vectors(name: str, t: Tensor) -> None:
+    """Rows must be contiguous and every row 16-byte aligned: kernels move 16 bytes at a time."""
+    if 0 in t.shape:
+        return
+    if t.shape[-1] > 1 and t.strides[-1] != 1:
+        raise refuse(name, "a contiguous last dimension", f"stride {t.strides[-1]}", "make a contiguous copy")
+    step = WORD // t.itemsize
+    if t.address % WORD or any(stride % step for stride in t.strides[:-1]):
+        raise refuse(name, f"rows aligned to {WORD} bytes (every stride a multiple of {step} elements)",
+                     f"strides {t.strides} at address …{t.address % 256:#x}", "make a contiguous copy")
+
+
+def head_dim(d: int, row) -> None:
+    if d not in row.head_dims:
+        last, step = row.head_dims[-1], row.head_dims.step
+        raise refuse("head dim", f"a multiple of {step} up to {last} for kernel '{row.name}'", d, "pad q, k and v with zeros")
+
+
+def heads(h: int, hkv: int) -> None:
+    if hkv == 0 and h == 0:
+        return
+    if hkv == 0 or h % hkv:
+        raise refuse("q", f"a number of heads that k's {hkv} divide", h, "check the head dimension of q and k")
+
+
+def scale(value: float | None, d: int) -> float:
+    """The softmax scale, 1/√D by default. It must be positive: the running maximum is taken before scaling."""
+    if value is None:
+        return 1.0 / math.sqrt(d) if d else 1.0
+    if not (isinstance(value, (int, float, np.floating)) and math.isfinite(value) and value > 0):
+        raise refuse("softmax_scale", "a positive number", value, "leave it out for 1/sqrt(D)")
+    return float(value)
+
+
+def layout(name: str | None, q_shape, k_shape) -> str:
+    """"bshd" by default; refused where that reading would mean more heads than any model has."""
+    if name is None:
+        if len(q_shape) == 4 and len(k_shape) == 4 and max(q_shape[2], k_shape[2]) > MAX_HEADS:
+            b, s, h, d = q_shape
+            raise ContractError(
+                f"layout: q of shape {tuple(q_shape)} reads as (B={b}, M={s}, H={h}, D={d}), or as "
+                f"(B={b}, H={s}, M={h}, D={d}); say layout='bshd' or layout='bhsd'")
+        return "bshd"
+    if name not in ("bshd", "bhsd"):
+        raise refuse("layout", "'bshd' or 'bhsd'", repr(name), "choose one")
+    return name
+
+
+def grid(b: int, h: int) -> None:
+    for argument, extent in (("batch", b), ("heads", h)):
+        if extent > GRID_LIMIT:
+            raise refuse(argument, f"at most {GRID_LIMIT}", extent, "split the call")
+
+
+def page_table(num_pages: int, page_size: int, table: np.ndarray, lengths: np.ndarray, more: int = 0) -> None:
+    """Values of a block table and of lengths, before anything is read through them.
+
+    `more` is the number of rows about to be written behind each length. Entries behind a sequence's last page may hold
+    anything.
+    """
+    capacity = table.shape[1] * page_size
+    if lengths.size and (lengths.min() < 0 or lengths.max() + more > capacity):
+        b = int(lengths.argmin() if lengths.min() < 0 else lengths.argmax())
+        raise refuse(f"cache_seqlens[{b}]", f"0 to {capacity - more}, what {table.shape[1]} pages of {page_size} hold",
+                     int(lengths[b]), "widen block_table or shorten the sequence")
+    used = np.arange(table.shape[1])[None, :] * page_size < (lengths + more)[:, None]
+    bad = used & ((table < 0) | (table >= num_pages))
+    if bad.any():
+        b, i = (int(x) for x in np.argwhere(bad)[0])
+        raise refuse(f"block_table[{b}, {i}]", f"a page number below {num_pages}", int(table[b, i]), "mend the table")

@@ -1,0 +1,203 @@
+"""The GPU machine: CuPy for memory, streams and events; our own binaries loaded as RawModules. Only this module imports CuPy."""
+from __future__ import annotations
+
+import sys
+from contextlib import contextmanager, nullcontext
+from functools import cached_property
+
+import numpy as np
+
+from cuattn.devices import from_driver, require_supported
+from cuattn.machine import DeviceError, MachineUnavailable, Tensor, pack
+
+POISON = 0xFF  # every byte: NaN in each float type
+# Two reads of the cycle counter around a fixed time on the nanosecond clock: cycles / time is the SM clock.
+CLOCK_SOURCE = """extern "C" __global__ void sm_clock(long long* out) {
+  long long t0, t1, c0 = clock64();
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t0));
+  do { asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t1)); } while (t1 - t0 < 20000);
+  out[0] = clock64() - c0;
+  out[1] = t1 - t0;
+}"""
+
+
+def _import_cupy():
+    try:
+        import cupy
+    except ImportError as error:
+        raise MachineUnavailable(f"the GPU machine needs CuPy ({error}); run: pip install 'cuattn[cuda13]'") from None
+    try:
+        count = cupy.cuda.runtime.getDeviceCount()
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        raise MachineUnavailable(f"the GPU machine found no usable NVIDIA driver ({error}); install one, or use 'cpu'") from None
+    if not count:
+        raise MachineUnavailable("the GPU machine found no NVIDIA GPU; use the machine 'cpu'")
+    return cupy
+
+
+class GpuMachine:
+    """An NVIDIA GPU through CuPy; see `cuattn.machine.Machine`. Work goes to the caller's current stream."""
+
+    name = "gpu"
+
+    def __init__(self):
+        self.xp = _import_cupy()
+        self._modules: dict[str, object] = {}
+        runtime = self.xp.cuda.runtime
+        self.index = runtime.getDevice()
+        p = runtime.getDeviceProperties(self.index)
+        self.uuid = p["uuid"].hex() if isinstance(p.get("uuid"), bytes) else None
+        self.device = require_supported(from_driver(
+            p["name"].decode(), (p["major"], p["minor"]), sms=p["multiProcessorCount"],
+            smem_per_block=p["sharedMemPerBlockOptin"], smem_per_sm=p["sharedMemPerMultiprocessor"],
+            l2_bytes=p["l2CacheSize"], memory_bytes=p["totalGlobalMem"], registers_per_sm=p["regsPerMultiprocessor"],
+        ))
+
+    # --- memory
+
+    def empty(self, shape, dtype):
+        """A CuPy array, every byte 0xFF."""
+        array = self.xp.empty(shape, dtype=_numpy_dtype(dtype))
+        self.poison(array)
+        return array
+
+    def upload(self, array):
+        return self.xp.asarray(np.ascontiguousarray(array))
+
+    def download(self, array) -> np.ndarray:
+        if not hasattr(array, "data_ptr"):
+            return self.xp.asnumpy(array)
+        array = array.detach().cpu()
+        if str(array.dtype) != "torch.bfloat16":
+            return array.numpy()
+        return array.view(sys.modules["torch"].int16).numpy().view(_numpy_dtype("bfloat16"))
+
+    def poison(self, array) -> None:
+        if array.nbytes:
+            array.data.memset_async(POISON, array.nbytes, self.xp.cuda.get_current_stream())
+
+    def tensor(self, array) -> Tensor:
+        """CuPy arrays, PyTorch tensors and anything with `__cuda_array_interface__`, without a copy."""
+        if hasattr(array, "data_ptr"):
+            shape, strides = tuple(array.shape), tuple(array.stride())
+            address, dtype, itemsize = array.data_ptr(), str(array.dtype).rpartition(".")[2], array.element_size()
+        else:
+            array = array if isinstance(array, self.xp.ndarray) else self.xp.asarray(array)
+            shape, itemsize = array.shape, array.itemsize
+            strides = tuple(s // itemsize for s in array.strides)
+            address, dtype = array.data.ptr, array.dtype.name
+        # A dimension of one element has no stride; what is stored there may be anything.
+        strides = tuple(0 if n == 1 else s for n, s in zip(shape, strides))
+        return Tensor(address, shape, strides, dtype, itemsize, array)
+
+    def like(self, array, shape, dtype: str):
+        """A new array of the caller's kind, not initialised."""
+        if hasattr(array, "new_empty"):
+            return array.new_empty(shape, dtype=getattr(sys.modules["torch"], dtype))
+        return self.xp.empty(shape, dtype=_numpy_dtype(dtype))
+
+    # --- work
+
+    def stream(self, array=None):
+        """The caller's current stream: PyTorch's if `array` is a PyTorch tensor, else CuPy's."""
+        if array is not None and hasattr(array, "data_ptr"):
+            handle = sys.modules["torch"].cuda.current_stream(array.device).cuda_stream
+            return self.xp.cuda.ExternalStream(handle)
+        return nullcontext()
+
+    def prepare(self, built, grid, block: int, smem_bytes: int, args):
+        """A callable that launches with these arguments; everything that can be done once is done here."""
+        kernel = self._kernel(built.path, built.entry)
+        if smem_bytes > 48 * 1024 and kernel.max_dynamic_shared_size_bytes < smem_bytes:
+            kernel.max_dynamic_shared_size_bytes = smem_bytes
+        values = tuple(np.frombuffer(raw, f"V{len(raw)}") for _, raw in pack(args))
+        block = (block, 1, 1)
+        return lambda: kernel(grid, block, values, shared_mem=smem_bytes)
+
+    def launch(self, built, grid, block: int, smem_bytes: int, args) -> None:
+        self.prepare(built, grid, block, smem_bytes, args)()
+
+    def _kernel(self, path, entry: str):
+        key = str(path)
+        if key not in self._modules:
+            self._modules[key] = self.xp.RawModule(path=key)
+        return self._modules[key].get_function(entry)
+
+    def synchronize(self) -> None:
+        """Waits for the device.
+
+        Raises
+        ------
+        DeviceError
+            A kernel faulted; the process's CUDA context is lost with it.
+        """
+        try:
+            self.xp.cuda.get_current_stream().synchronize()
+            self.xp.cuda.runtime.deviceSynchronize()
+        except self.xp.cuda.runtime.CUDARuntimeError as error:
+            raise DeviceError(f"a kernel failed on {self.device.name}: {error}") from None
+
+    @contextmanager
+    def counting(self):
+        """Nothing is counted on a GPU."""
+        yield None
+
+    # --- timing
+
+    def event(self):
+        return self.xp.cuda.Event()
+
+    def elapsed_us(self, start, stop) -> float:
+        return self.xp.cuda.get_elapsed_time(start, stop) * 1e3
+
+    def flush_l2(self) -> None:
+        """Overwrites twice the L2 cache."""
+        self._flush_buffer.data.memset_async(0, self._flush_buffer.nbytes, self.xp.cuda.get_current_stream())
+
+    @cached_property
+    def _flush_buffer(self):
+        return self.xp.empty(2 * self.device.l2_bytes, dtype=np.uint8)
+
+    def capture(self, fn):
+        """A callable that replays what `fn` launches as one CUDA graph."""
+        with self.xp.cuda.Stream(non_blocking=True) as stream:
+            fn()  # modules load outside the capture
+            stream.synchronize()
+            stream.begin_capture()
+            fn()
+            graph = stream.end_capture()
+        return lambda: graph.launch(self.xp.cuda.get_current_stream())
+
+    def sm_clock_mhz(self) -> float:
+        """The SM clock now, by a kernel that counts its cycles over 20 µs."""
+        kernel, out = self._clock
+        kernel((1,), (1,), (out,))
+        cycles, nanoseconds = (int(x) for x in self.xp.asnumpy(out))
+        return cycles / nanoseconds * 1e3
+
+    @cached_property
+    def _clock(self):
+        return self.xp.RawModule(code=CLOCK_SOURCE).get_function("sm_clock"), self.xp.empty(2, dtype=np.int64)
+
+    # --- footprint
+
+    def reset_peak(self) -> None:
+        """Empties the pool, so that `peak_pool_bytes` counts from what is held now."""
+        self.xp.get_default_memory_pool().free_all_blocks()
+
+    def peak_pool_bytes(self) -> int:
+        """Bytes CuPy's pool holds, used or cached: since `reset_peak`, its high-water mark."""
+        return self.xp.get_default_memory_pool().total_bytes()
+
+    def used_bytes(self) -> int:
+        """Bytes of the device in use by everyone."""
+        free, total = self.xp.cuda.runtime.memGetInfo()
+        return total - free
+
+
+def _numpy_dtype(dtype):
+    if dtype == "bfloat16":
+        import ml_dtypes
+
+        return ml_dtypes.bfloat16
+    return dtype

@@ -1,0 +1,208 @@
+"""What a kernel tells the toolkit about itself: its row, its plan, its cost.
+
+A kernel is one `.cu` file and one module here that defines `ROW`. Everything in this package is pure integers: no arrays,
+no GPU, no compiler. The module is also the format of a kernel from outside the repository.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
+MMA_ROWS = 16  # rows of one mma.sync tile
+
+
+def ceil_div(a: int, b: int) -> int:
+    """Smallest integer ≥ a / b."""
+    return -(-a // b)
+
+
+def round_up(a: int, b: int) -> int:
+    """Smallest multiple of b that is ≥ a."""
+    return ceil_div(a, b) * b
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """Dense attention: q (B, M, H, D) against k, v (B, N, HKV, D)."""
+
+    b: int
+    h: int
+    hkv: int
+    m: int
+    n: int
+    d: int
+    dtype: str
+    causal: bool = False
+
+    @property
+    def visible(self) -> int:
+        """Number of (query, key) pairs a head computes; causal is bottom-right aligned."""
+        if not self.causal:
+            return self.m * self.n
+        first = self.n - self.m + 1  # keys the first row sees; ≤ 0 means none
+        skipped = max(0, -first + 1) if first <= 0 else 0
+        rows = self.m - skipped
+        if rows <= 0:
+            return 0
+        low = max(first, 1)
+        return rows * (low + self.n) // 2
+
+
+@dataclass(frozen=True)
+class DecodeShape:
+    """One query token a sequence, (B, 1, H, D), against a paged cache (num_pages, page_size, HKV, D).
+
+    `max_pages` is the width of the block table. A plan sees no lengths: they live on the device and change every step.
+    """
+
+    b: int
+    h: int
+    hkv: int
+    d: int
+    page_size: int
+    max_pages: int
+    dtype: str
+
+
+@dataclass(frozen=True)
+class AppendShape:
+    """T new rows a sequence, (B, T, HKV, D), written into a paged cache."""
+
+    b: int
+    t: int
+    hkv: int
+    d: int
+    page_size: int
+    dtype: str
+
+
+@dataclass(frozen=True)
+class ProbeShape:
+    """A kernel that measures the device itself: `bytes` to move or `flops` to do."""
+
+    bytes: int = 0
+    flops: int = 0
+    dtype: str = "bfloat16"
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel launch: which file and entry, over what grid, compiled with which constants."""
+
+    file: str
+    entry: str
+    grid: tuple[int, int, int]
+    block: int
+    smem_bytes: int
+    constants: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything decidable from the shape and the device. Scratch maps a name to (shape, dtype)."""
+
+    launches: tuple[Launch, ...]
+    constants: Mapping[str, Any]
+    scratch: Mapping[str, tuple[tuple[int, ...], str]] = field(default_factory=dict)
+
+    @property
+    def scratch_bytes(self) -> int:
+        total = 0
+        for shape, dtype in self.scratch.values():
+            size = ELEMENT_BYTES[dtype]
+            for extent in shape:
+                size *= extent
+            total += size
+        return total
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Closed forms. `bytes_*` are the global bytes the launches request, equal to what the CPU machine counts."""
+
+    flops: int
+    bytes_loaded: int
+    bytes_stored: int
+    launches: int
+    scratch_bytes: int = 0
+
+
+class Unsupported(ValueError):
+    """This kernel cannot run this shape on this device; the message says why and what would."""
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """A kernel's entry in the table.
+
+    Parameters
+    ----------
+    name, family : str
+        Family is prefill, decode, cache or probe.
+    file : str
+        Path below `kernels_cu/` (or absolute, for a kernel from outside).
+    archs : tuple of str
+        "sm_80+" means that architecture and every later one; "sm_90a" means exactly that one.
+    dtypes : tuple of str
+    head_dims : range
+        Head dims the kernel computes (padding inside counts as computing).
+    features : frozenset of str
+        Among causal, gqa, lse, paged, split.
+    constants : mapping
+        Tunables with their defaults; None lets the plan choose by shape and device.
+    teaches : str
+        One sentence: what a reader learns from this kernel.
+    plan : callable (shape, device, overrides) -> Plan
+    cost : callable (shape, plan, lengths) -> Cost
+    arguments : callable (shape, plan, tensors) -> list, one entry a launch, of [(name, value)]
+        `tensors` maps names to machine.Tensor; values are Tensor or NumPy scalars.
+    deterministic : bool
+        Equal bits whatever the schedule.
+    rounding : str
+        "float32": scores stay in float32 until P; "input": they are rounded to the input dtype first.
+    spills : str
+        Empty, or the reason why register spills are accepted.
+    """
+
+    name: str
+    family: str
+    file: str
+    archs: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    head_dims: range
+    features: frozenset[str]
+    constants: Mapping[str, Any]
+    teaches: str
+    plan: Callable[..., Plan]
+    cost: Callable[..., Cost]
+    arguments: Callable[..., list]
+    deterministic: bool = True
+    rounding: str = "float32"
+    spills: str = ""
+
+    def __post_init__(self):
+        object.__setattr__(self, "constants", MappingProxyType(dict(self.constants)))
+
+    def runs_on(self, arch: str) -> bool:
+        """Whether the row lists `arch` ("sm_90a", "cpu", …), exactly or as a minimum."""
+        if arch == "cpu":
+            return True
+        number = int(arch[3:].rstrip("a"))
+        for entry in self.archs:
+            if entry == arch or (entry.endswith("+") and number >= int(entry[3:-1])):
+                return True
+        return False
+
+
+def resolve(row_constants: Mapping[str, Any], overrides: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Defaults with the user's overrides on top; an unknown name is refused."""
+    chosen = dict(row_constants)
+    for name, value in (overrides or {}).items():
+        if name not in chosen:
+            known = ", ".join(sorted(chosen)) or "none"
+            raise Unsupported(f"constants: '{name}' is not a tunable of this kernel (it has: {known}); remove it")
+        chosen[name] = value
+    return chosen

@@ -1,0 +1,88 @@
+"""flash: one pass over the keys with the scores in registers (prefill/flash.cu)."""
+from __future__ import annotations
+
+import numpy as np
+
+from cuattn.kernels.base import (
+    ELEMENT_BYTES, MMA_ROWS, AttentionShape, Cost, Launch, Plan, Row, Unsupported, ceil_div, resolve, round_up,
+)
+
+STAGES = 2  # tiles of K and V in shared memory, as in the kernel
+PADDING = 8  # elements behind each row of a tile in shared memory
+
+
+def smem_bytes(d: int, block_m: int, block_n: int) -> int:
+    """sizeof(Smem) of the kernel."""
+    return 2 * (round_up(d, MMA_ROWS) + PADDING) * (block_m + 2 * STAGES * block_n)
+
+
+def _tiles(shape: AttentionShape) -> list[tuple[int, int, int]]:
+    """Candidate (block_m, block_n, warps), the preferred first.
+
+    A warp holds its rows of S and O in registers: 32 rows while O is at most 128 wide, 16 beyond. Few queries take the
+    small tile, since rows past M are computed for nothing.
+    """
+    wide = round_up(shape.d, MMA_ROWS) > 128
+    if wide or shape.m <= 64:
+        return [(64, 64, 4), (64, 32, 4), (32, 32, 2), (16, 16, 1)]
+    return [(128, 64, 4), (128, 32, 4), (64, 32, 4)]
+
+
+def plan(shape: AttentionShape, device, overrides=None) -> Plan:
+    """Tiles by head dim and by the shared memory the device grants a block."""
+    chosen = resolve(ROW.constants, overrides)
+    for block_m, block_n, warps in _tiles(shape):
+        block_m, block_n = chosen["block_m"] or block_m, chosen["block_n"] or block_n
+        warps = chosen["warps"] or warps
+        smem = smem_bytes(shape.d, block_m, block_n)
+        if smem <= device.smem_per_block:
+            break
+    else:
+        raise Unsupported(f"flash: tiles {block_m} × {block_n} at head dim {shape.d} need {smem} bytes of shared memory, "
+                          f"{device.name} grants {device.smem_per_block}; choose smaller block_m or block_n")
+    if block_m % (MMA_ROWS * warps) or block_n % MMA_ROWS or min(block_m, block_n, warps) <= 0:
+        raise Unsupported(f"flash: block_m must be a multiple of 16·warps and block_n of 16, got block_m={block_m}, "
+                          f"block_n={block_n}, warps={warps}; change them")
+    constants = {"block_m": block_m, "block_n": block_n, "warps": warps}
+    compiled = {
+        "BLOCK_M": block_m, "BLOCK_N": block_n, "WARPS": warps, "HEAD_DIM": shape.d, "CAUSAL": shape.causal,
+        "Element": shape.dtype, "SMEM_BYTES": smem,
+        "BLOCKS_PER_SM": 2 if 2 * (smem + 1024) <= device.smem_per_sm else 1,
+    }
+    grid = (ceil_div(shape.m, block_m), shape.h, shape.b)
+    return Plan((Launch("prefill/flash.cu", "flash", grid, 32 * warps, smem, compiled),), constants)
+
+
+def cost(shape: AttentionShape, plan: Plan, lengths=None) -> Cost:
+    """Each block reads its rows of Q and every K and V row up to the end of its last tile."""
+    block_m, block_n = plan.constants["block_m"], plan.constants["block_n"]
+    rows_read = 0
+    for m0 in range(0, shape.m, block_m):
+        last = min(m0 + block_m, shape.m)
+        limit = min(shape.n, last + shape.n - shape.m) if shape.causal else shape.n
+        keys = min(shape.n, ceil_div(max(limit, 0), block_n) * block_n)
+        rows_read += (last - m0) + 2 * keys
+    heads, size = shape.b * shape.h, ELEMENT_BYTES[shape.dtype]
+    return Cost(
+        flops=4 * heads * shape.visible * shape.d,
+        bytes_loaded=heads * rows_read * shape.d * size,
+        bytes_stored=heads * shape.m * (shape.d * size + 4),
+        launches=1,
+    )
+
+
+def arguments(shape: AttentionShape, plan: Plan, t) -> list:
+    return [[
+        ("q", t["q"]), ("k", t["k"]), ("v", t["v"]), ("o", t["o"]), ("lse", t["lse"]),
+        ("M", np.int32(shape.m)), ("N", np.int32(shape.n)), ("GROUP", np.int32(shape.h // shape.hkv)),
+        ("sigma", np.float32(t["softmax_scale"])),
+    ]]
+
+
+ROW = Row(
+    name="flash", family="prefill", file="prefill/flash.cu", archs=("sm_80+",), dtypes=("float16", "bfloat16"),
+    head_dims=range(8, 257, 8), features=frozenset({"causal", "gqa", "lse"}),
+    constants={"block_m": None, "block_n": None, "warps": None},
+    teaches="Keep the scores on the chip: one pass over the keys with a running maximum and sum.",
+    plan=plan, cost=cost, arguments=arguments,
+)

@@ -1,0 +1,113 @@
+"""paged: decode over a paged cache, one launch for the batch, split over keys where the batch is small (decode/paged.cu)."""
+from __future__ import annotations
+
+import numpy as np
+
+from cuattn.kernels.base import (
+    ELEMENT_BYTES, MMA_ROWS, Cost, DecodeShape, Launch, Plan, Row, Unsupported, ceil_div, resolve, round_up,
+)
+
+KEYS = 16  # keys of a warp's tile
+PADDING = 8
+MAX_SPLITS = 128
+
+
+def smem_bytes(d: int, warps: int, stages: int) -> int:
+    """sizeof(Smem): Q, and the larger of the rings and the warps' final states."""
+    d_pad = round_up(d, MMA_ROWS)
+    row = 2 * (d_pad + PADDING)
+    ring = warps * stages * 2 * KEYS * row
+    states = warps * 4 * (2 * MMA_ROWS + MMA_ROWS * d_pad)
+    return MMA_ROWS * row + max(ring, states)
+
+
+def _shape_of_block(d: int, device, chosen) -> tuple[int, int, int]:
+    """(warps, stages, blocks an SM): the deepest rings of which two blocks fit an SM, else one block that fits."""
+    candidates = [(4, 4), (4, 3), (4, 2), (2, 3), (2, 2), (1, 2)]
+    candidates = [(chosen["warps"] or w, chosen["stages"] or s) for w, s in candidates]
+    for blocks in (2, 1):
+        for warps, stages in candidates:
+            smem = smem_bytes(d, warps, stages)
+            if smem <= device.smem_per_block and blocks * (smem + 1024) <= device.smem_per_sm:
+                return warps, stages, blocks
+    raise Unsupported(f"paged: {candidates[0][0]} warps with {candidates[0][1]} stages at head dim {d} do not fit the "
+                      f"{device.smem_per_block} bytes of shared memory of {device.name}; choose fewer")
+
+
+def plan(shape: DecodeShape, device, overrides=None) -> Plan:
+    """Splits fill the device once; a split is at least two rounds of tiles long at the table's full width."""
+    chosen = resolve(ROW.constants, overrides)
+    group = shape.h // shape.hkv
+    row_tiles = ceil_div(group, MMA_ROWS)
+    warps, stages, per_sm = _shape_of_block(shape.d, device, chosen)
+    if warps < 1 or stages < 2 or warps > 32:
+        raise Unsupported(f"paged: needs 1 to 32 warps and at least 2 stages, got warps={warps}, stages={stages}; change them")
+    blocks = max(shape.b * shape.hkv * row_tiles, 1)
+    longest = max(shape.max_pages * shape.page_size, 1)
+    splits = chosen["splits"] or max(1, min(per_sm * device.sms // blocks, ceil_div(longest, 2 * warps * KEYS), MAX_SPLITS))
+    if not 1 <= splits <= 65535:
+        raise Unsupported(f"paged: splits must be between 1 and 65535, got {splits}; change it")
+    smem = smem_bytes(shape.d, warps, stages)
+    compiled = {
+        "HEAD_DIM": shape.d, "GROUP": group, "PAGE_SIZE": shape.page_size, "WARPS": warps, "STAGES": stages,
+        "Element": shape.dtype, "Output": "float32" if splits > 1 else shape.dtype, "SMEM_BYTES": smem,
+    }
+    launches = [Launch("decode/paged.cu", "paged", (splits, shape.hkv * row_tiles, shape.b), 32 * warps, smem, compiled)]
+    scratch = {}
+    if splits > 1:
+        launches.append(combine_launch(shape.b, shape.h, shape.d, "float32", shape.dtype))
+        scratch = {"part": ((shape.b, splits, shape.h, shape.d), "float32"), "part_lse": ((shape.b, shape.h, splits), "float32")}
+    return Plan(tuple(launches), {"splits": splits, "warps": warps, "stages": stages}, scratch)
+
+
+def combine_launch(b: int, h: int, d: int, partial: str, dtype: str) -> Launch:
+    """The merge of partial states: one block a row and head."""
+    compiled = {"HEAD_DIM": d, "Element": dtype, "Partial": partial}
+    return Launch("decode/combine.cu", "combine", (h, b, 1), round_up(d // 2, 32), 0, compiled)
+
+
+def combine_arguments(t) -> list:
+    return [("part", t["part"]), ("part_lse", t["part_lse"]), ("o", t["o"]), ("lse", t["lse"]),
+            ("SPLITS", np.int32(t["part_lse"].shape[2]))]
+
+
+def keys_by_split(length: int, splits: int, warps: int) -> list[int]:
+    """How many keys each split takes, as the kernel divides them: equal shares in whole rounds of tiles."""
+    share = round_up(ceil_div(length, splits), warps * KEYS)
+    return [max(0, min((s + 1) * share, length) - min(s * share, length)) for s in range(splits)]
+
+
+def cost(shape: DecodeShape, plan: Plan, lengths) -> Cost:
+    """Every K and V row once a KV head and 16 query heads, its page number, Q a split; then the partials."""
+    splits, warps = plan.constants["splits"], plan.constants["warps"]
+    group, size = shape.h // shape.hkv, ELEMENT_BYTES[shape.dtype]
+    row_tiles, threads = ceil_div(group, MMA_ROWS), 32 * warps
+    tokens = sum(lengths)
+    block_heads = shape.hkv * row_tiles
+    loaded = block_heads * tokens * (2 * shape.d * size + 4)
+    loaded += shape.b * splits * (block_heads * threads * 4 + shape.h * shape.d * size)
+    stored = shape.b * shape.h * splits * (shape.d * (4 if splits > 1 else size) + 4)
+    if splits > 1:
+        busy = sum(1 for length in lengths for keys in keys_by_split(length, splits, warps) if keys)
+        loaded += shape.h * shape.d // 2 * (shape.b * splits * 4 + busy * 8)
+        stored += shape.b * shape.h * (shape.d * size + 4)
+    return Cost(4 * shape.h * tokens * shape.d, loaded, stored, len(plan.launches), plan.scratch_bytes)
+
+
+def arguments(shape: DecodeShape, plan: Plan, t) -> list:
+    split = plan.constants["splits"] > 1
+    bound = [[
+        ("q", t["q"]), ("k_cache", t["k_cache"]), ("v_cache", t["v_cache"]), ("block_table", t["block_table"]),
+        ("cache_seqlens", t["cache_seqlens"]), ("o", t["part"] if split else t["o"]),
+        ("lse", t["part_lse"] if split else t["lse"]), ("sigma", np.float32(t["softmax_scale"])),
+    ]]
+    return bound + ([combine_arguments(t)] if split else [])
+
+
+ROW = Row(
+    name="paged", family="decode", file="decode/paged.cu", archs=("sm_80+",), dtypes=("float16", "bfloat16"),
+    head_dims=range(8, 257, 8), features=frozenset({"gqa", "lse", "paged", "split"}),
+    constants={"splits": None, "warps": None, "stages": None},
+    teaches="Paging costs a page number a key: with enough bytes in flight a scattered cache reads as fast as a flat one.",
+    plan=plan, cost=cost, arguments=arguments,
+)

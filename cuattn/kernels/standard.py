@@ -1,0 +1,93 @@
+"""standard: scores, softmax and output as three launches, S and P in global memory (prefill/standard.cu)."""
+from __future__ import annotations
+
+import numpy as np
+
+from cuattn.kernels.base import (
+    ELEMENT_BYTES, MMA_ROWS, AttentionShape, Cost, Launch, Plan, Row, Unsupported, ceil_div, resolve, round_up,
+)
+
+PADDING, KEY_STEP, WARPS = 8, 64, 8
+SOFTMAX_SMEM = 8 * WARPS
+GRID_LIMIT = 65535  # of the y and z extents of a grid
+FILE = "prefill/standard.cu"
+
+
+def _smem(d: int, block: int) -> tuple[int, int]:
+    """sizeof(ScoresSmem), sizeof(OutputSmem)."""
+    row = round_up(d, MMA_ROWS) + PADDING
+    return 2 * row * 2 * block, 2 * 2 * (block * (KEY_STEP + PADDING) + KEY_STEP * row)
+
+
+def padded_columns(n: int) -> int:
+    """Columns of S and P: N rounded up to 8, so that every row is 16-byte aligned."""
+    return max(8, round_up(n, 8))
+
+
+def plan(shape: AttentionShape, device, overrides=None) -> Plan:
+    """Passes over groups of heads; the scratch holds S and P of one group."""
+    chosen = resolve(ROW.constants, overrides)
+    if chosen["score"] not in ("float32", "input"):
+        raise Unsupported(f"standard: score must be 'float32' or 'input', got {chosen['score']!r}; choose one")
+    score = "float32" if chosen["score"] == "float32" else shape.dtype
+    heads = shape.b * shape.h
+    group = min(chosen["head_group"] or heads, heads, GRID_LIMIT)
+    if heads and group < 1:
+        raise Unsupported(f"standard: head_group must be at least 1, got {chosen['head_group']}; or None for all heads")
+    block = next((b for b in (128, 64) if max(_smem(shape.d, b)) <= device.smem_per_block), 64)
+    scores_smem, output_smem = _smem(shape.d, block)
+    columns = padded_columns(shape.n)
+    compiled = {
+        "BLOCK": block, "HEAD_DIM": shape.d, "CAUSAL": shape.causal, "Element": shape.dtype, "Score": score,
+        "SCORES_SMEM_BYTES": scores_smem, "SOFTMAX_SMEM_BYTES": SOFTMAX_SMEM, "OUTPUT_SMEM_BYTES": output_smem,
+    }
+    tiles = ceil_div(shape.m, block)
+    launches = []
+    for head0 in range(0, heads, max(group, 1)):
+        count = min(group, heads - head0)
+        launches += [
+            Launch(FILE, "standard_scores", (ceil_div(columns, block), tiles, count), 32 * WARPS, scores_smem, compiled),
+            Launch(FILE, "standard_softmax", (shape.m, count, 1), 32 * WARPS, SOFTMAX_SMEM, compiled),
+            Launch(FILE, "standard_output", (tiles, 1, count), 2 * block, output_smem, compiled),
+        ]
+    scratch = {"s": ((group, shape.m, columns), score), "p": ((group, shape.m, columns), shape.dtype)}
+    return Plan(tuple(launches), {"head_group": group, "score": chosen["score"], "block": block}, scratch)
+
+
+def cost(shape: AttentionShape, plan: Plan, lengths=None) -> Cost:
+    """S is written once and read twice, P written and read once; every tile of scores reads its rows of Q and K."""
+    heads, size, m, n, d = shape.b * shape.h, ELEMENT_BYTES[shape.dtype], shape.m, shape.n, shape.d
+    score = ELEMENT_BYTES[plan.scratch["s"][1]]
+    columns, block = padded_columns(n), plan.constants["block"]
+    tiles_m, tiles_n = ceil_div(m, block), ceil_div(columns, block)
+    scores = (tiles_n * m + tiles_m * n) * d * size
+    softmax = 2 * m * columns * score
+    output = m * columns * size + tiles_m * n * d * size
+    stored = m * columns * (score + size) + m * (d * size + 4)
+    return Cost(4 * heads * shape.visible * d, heads * (scores + softmax + output), heads * stored,
+                len(plan.launches), plan.scratch_bytes)
+
+
+def arguments(shape: AttentionShape, plan: Plan, t) -> list:
+    m, n, cols = np.int32(shape.m), np.int32(shape.n), np.int32(padded_columns(shape.n))
+    h, group = np.int32(shape.h), np.int32(shape.h // shape.hkv)
+    bound = []
+    for head0 in range(0, shape.b * shape.h, max(plan.constants["head_group"], 1)):
+        first = ("head0", np.int32(head0))
+        bound += [
+            [("q", t["q"]), ("k", t["k"]), ("s", t["s"]), first, ("M", m), ("N", n), ("COLS", cols), ("H", h),
+             ("GROUP", group), ("sigma", np.float32(t["softmax_scale"]))],
+            [("s", t["s"]), ("p", t["p"]), ("lse", t["lse"]), first, ("COLS", cols), ("H", h)],
+            [("p", t["p"]), ("v", t["v"]), ("o", t["o"]), first, ("M", m), ("N", n), ("COLS", cols), ("H", h),
+             ("GROUP", group)],
+        ]
+    return bound
+
+
+ROW = Row(
+    name="standard", family="prefill", file=FILE, archs=("sm_80+",), dtypes=("float16", "bfloat16"),
+    head_dims=range(8, 257, 8), features=frozenset({"causal", "gqa", "lse"}),
+    constants={"head_group": None, "score": "float32"},
+    teaches="The formula as it stands: the M × N scores travel to memory and back, and set both the time and the footprint.",
+    plan=plan, cost=cost, arguments=arguments,
+)

@@ -1,0 +1,132 @@
+"""The protocol both machines speak: memory, launches, counters. Nothing above this module knows which one runs.
+
+`gpu` is CuPy on an NVIDIA card; `cpu` is the SIMT machine, which executes the same `.cu` files, counts every byte they
+request and reports faults, but models no time.
+"""
+from __future__ import annotations
+
+import struct
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, fields
+from typing import Any, Protocol
+
+import numpy as np
+
+
+class DeviceError(RuntimeError):
+    """A kernel did something it must not: out of bounds, deadlock, fault. The message says what, where and who."""
+
+
+class MachineUnavailable(RuntimeError):
+    """The machine asked for cannot run here; the message says what is missing."""
+
+
+@dataclass
+class Counters:
+    """What launches did on the CPU machine. Plain sums; bytes are those the kernel requested of global memory."""
+
+    launches: int = 0
+    blocks: int = 0
+    barriers: int = 0  # block-wide and named barriers completed
+    collectives: int = 0  # warp shuffles, votes and __syncwarp completed
+    atomics: int = 0  # global atomic operations, one a lane
+    mma: int = 0  # mma.sync instructions, one a warp
+    bytes_loaded: int = 0  # global bytes read: loads, cp.async (zero-filled bytes excluded)
+    bytes_stored: int = 0  # global bytes written: stores
+    bytes_async: int = 0  # the part of bytes_loaded that came through cp.async
+
+    def __add__(self, other: Counters) -> Counters:
+        return Counters(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+    def __sub__(self, other: Counters) -> Counters:
+        return Counters(*(getattr(self, f.name) - getattr(other, f.name) for f in fields(self)))
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """An array as a kernel sees it: a device address and element strides. Holds its array alive.
+
+    A rank ≥ 2 tensor reaches the kernel as `View<T, RANK>` (address, then every stride but the last, which is 1);
+    rank 0 and 1 reach it as a plain pointer.
+    """
+
+    address: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+    itemsize: int
+    array: Any
+
+    @property
+    def extent(self) -> tuple[int, int]:
+        """First and one-past-last byte address any element occupies; equal when the tensor is empty."""
+        if 0 in self.shape:
+            return self.address, self.address
+        low = high = 0
+        for size, stride in zip(self.shape, self.strides):
+            step = (size - 1) * stride
+            low, high = low + min(step, 0), high + max(step, 0)
+        return self.address + low * self.itemsize, self.address + (high + 1) * self.itemsize
+
+    def packed(self) -> bytes:
+        """The kernel argument's bytes."""
+        if len(self.shape) < 2:
+            return struct.pack("<Q", self.address)
+        return struct.pack(f"<Q{len(self.shape) - 1}q", self.address, *self.strides[:-1])
+
+
+class Machine(Protocol):
+    """See the module's docstring. Arrays are NumPy on the CPU machine, CuPy on a GPU."""
+
+    name: str
+    device: Any  # cuattn.devices.Device
+    xp: Any  # numpy or cupy
+
+    def empty(self, shape, dtype) -> Any: ...
+    def upload(self, array: np.ndarray) -> Any: ...
+    def download(self, array) -> np.ndarray: ...
+    def poison(self, array) -> None: ...
+    def tensor(self, array) -> Tensor: ...
+    def launch(self, built, grid, block: int, smem_bytes: int, args: list[tuple[str, Any]]) -> None: ...
+    def synchronize(self) -> None: ...
+    def counting(self) -> AbstractContextManager[Counters | None]: ...
+
+
+def pack(args: list[tuple[str, Any]]) -> list[tuple[str, bytes]]:
+    """Each argument's bytes, in order; scalars must be NumPy scalars so that their width is said."""
+    return [(name, v.packed() if isinstance(v, Tensor) else v.tobytes()) for name, v in args]
+
+
+_open: dict[str, Machine] = {}
+
+
+def open_machine(name: str = "best") -> Machine:
+    """The machine of that name, started once a process.
+
+    Parameters
+    ----------
+    name : {"best", "cpu", "gpu"}
+        "best" is the GPU where one works, else the CPU machine.
+
+    Raises
+    ------
+    MachineUnavailable
+        One sentence: no GPU or driver, no C++ compiler.
+    """
+    if name not in ("best", "cpu", "gpu"):
+        raise ValueError(f"machine: expected 'cpu', 'gpu' or 'best', got {name!r}")
+    if name == "best":
+        try:
+            return open_machine("gpu")
+        except MachineUnavailable:
+            return open_machine("cpu")
+    if name not in _open:
+        if name == "gpu":
+            from cuattn.gpu import GpuMachine
+
+            _open[name] = GpuMachine()
+        else:
+            from cuattn.cpu import CpuMachine
+
+            _open[name] = CpuMachine()
+    return _open[name]

@@ -1,0 +1,483 @@
+"""The operations: check, plan, launch.
+
+Arrays choose the machine: NumPy arrays run on the CPU machine; CuPy arrays, PyTorch tensors and anything with
+`__cuda_array_interface__` run on their GPU, on the caller's current stream. Results come in the caller's kind.
+"""
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from cuattn import compile as compiler
+from cuattn import contract, kernels
+from cuattn.kernels.base import AppendShape, AttentionShape, Cost, DecodeShape, Plan, ProbeShape, Row, Unsupported
+from cuattn.kernels.paged import combine_arguments, combine_launch
+from cuattn.machine import Machine, Tensor, open_machine
+
+HALF = ("float16", "bfloat16")
+
+
+@lru_cache(maxsize=1024)
+def _resolve(row: Row, shape, device, constants: tuple) -> tuple[Plan, tuple]:
+    """The plan and its binaries, once for each shape, device and choice of constants."""
+    plan = row.plan(shape, device, dict(constants))
+    target = device.arch
+    if not row.runs_on(target):
+        raise Unsupported(f"kernel '{row.name}' runs on {', '.join(row.archs)}, and this device is {target}; choose another")
+    return plan, tuple(compiler.build(launch.file, launch.entry, launch.constants, target) for launch in plan.launches)
+
+
+@dataclass
+class Planned:
+    """An operation bound to its arrays: `run()` only launches.
+
+    On the CPU machine plain NumPy arrays are copied in before and out after each run; arrays made by the machine are used
+    where they are.
+
+    Parameters
+    ----------
+    row, shape, plan
+        The kernel, the problem, and what was decided.
+    source_hash : str
+        12 hex digits of the kernel's source.
+    outputs : tuple
+        What `run` returns.
+    """
+
+    row: Row
+    shape: Any
+    plan: Plan
+    machine: Machine
+    outputs: tuple
+    builds: tuple
+    lengths: Any
+    _launches: list
+    _copies_in: list
+    _copies_out: list
+    _stream: Any
+
+    def run(self) -> Any:
+        """Launches, and returns the outputs."""
+        for inside, outside in self._copies_in:
+            np.copyto(inside, outside)
+        with self._stream():
+            for launch in self._launches:
+                launch()
+        for inside, outside in self._copies_out:
+            np.copyto(outside, inside)
+        return self.outputs
+
+    def cost(self) -> Cost:
+        """The closed forms; for decode they depend on the lengths, which are read back from the device."""
+        lengths = None
+        if self.lengths is not None:
+            lengths = [int(x) for x in self.machine.download(self.lengths)]
+        return self.row.cost(self.shape, self.plan, lengths)
+
+    @property
+    def source_hash(self) -> str:
+        return "+".join(dict.fromkeys(built.source_hash for built in self.builds))
+
+    @property
+    def build_info(self) -> dict[str, int]:
+        """The largest register count and the sum of spilled bytes over the launches; empty on the CPU machine."""
+        if any(built.registers is None for built in self.builds):
+            return {}
+        return {"registers": max((b.registers for b in self.builds), default=0),
+                "spill_bytes": sum(b.spill_bytes for b in self.builds)}
+
+
+class _Binding:
+    """Collects a call's arrays as tensors of one machine, with the copies that plain NumPy arrays need."""
+
+    def __init__(self, **arrays):
+        foreign = [name for name, x in arrays.items() if not isinstance(x, np.ndarray)]
+        if foreign and len(foreign) < len(arrays):
+            inside = next(name for name in arrays if name not in foreign)
+            raise contract.refuse(foreign[0], f"a NumPy array as {inside} is", type(arrays[foreign[0]]).__name__,
+                                  "bring all arrays to one side")
+        for name in foreign:
+            x = arrays[name]
+            if not (hasattr(x, "__cuda_array_interface__") or getattr(x, "is_cuda", False)):
+                raise contract.refuse(name, "a NumPy, CuPy or CUDA PyTorch array", type(x).__name__, "convert it")
+        self.first = next(iter(arrays.values()))
+        self.machine = open_machine("gpu" if foreign else "cpu")
+        self.copies_in, self.copies_out = [], []
+        self.tensors: dict[str, Tensor] = {name: self._input(x) for name, x in arrays.items()}
+
+    def _host(self) -> bool:
+        return self.machine.name == "cpu"
+
+    def _input(self, x) -> Tensor:
+        if self._host() and not self.machine.owns(x):
+            inside = self.machine.empty(x.shape, x.dtype)
+            self.copies_in.append((inside, x))
+            x = inside
+        return self.machine.tensor(x)
+
+    def output(self, name: str, shape, dtype: str, given=None):
+        """The array an output goes to, the caller's or a new one; binds it under `name`."""
+        if given is None and not self._host():
+            given = self.machine.like(self.first, shape, dtype)
+        if given is None or (self._host() and not self.machine.owns(given)):
+            inside = self.machine.empty(shape, dtype)
+            if given is not None:
+                contract.same("out", (tuple(given.shape), given.dtype.name), "the result", (tuple(shape), dtype))
+                self.copies_out.append((inside, given))
+            self.tensors[name] = self.machine.tensor(inside)
+            return inside if given is None else given
+        self.tensors[name] = self.machine.tensor(given)
+        contract.same("out", (self.tensors[name].shape, self.tensors[name].dtype), "the result", (tuple(shape), dtype))
+        return given
+
+    def values(self, name: str) -> np.ndarray:
+        """An input's contents on the host."""
+        inside = self.tensors[name].array
+        outside = next((out for copy, out in self.copies_in if copy is inside), None)
+        return outside if outside is not None else self.machine.download(inside)
+
+    def inout(self, name: str) -> None:
+        """An input that the kernel also writes: copied back where it was copied in."""
+        inside = self.tensors[name].array
+        self.copies_out += [pair for pair in self.copies_in if pair[0] is inside]
+
+    def planned(self, row: Row, shape, constants, outputs, scalars, lengths=None) -> Planned:
+        """Resolves plan and binaries, makes the scratch, and prepares every launch that has work."""
+        machine = self.machine
+        plan, builds = _resolve(row, shape, machine.device, tuple(sorted((constants or {}).items())))
+        for name, (extent, dtype) in plan.scratch.items():
+            self.output(name, extent, dtype)
+        bound = row.arguments(shape, plan, {**self.tensors, **scalars})
+        launches = [
+            machine.prepare(built, launch.grid, launch.block, launch.smem_bytes, args)
+            for launch, built, args in zip(plan.launches, builds, bound) if all(launch.grid)
+        ]
+        first = self.first
+        return Planned(row, shape, plan, machine, outputs, builds, lengths, launches, self.copies_in, self.copies_out,
+                       lambda: machine.stream(first))
+
+
+def _choose(kernel: str, family: str, default: str) -> Row:
+    return kernels.find(default if kernel == "auto" else kernel, family)
+
+
+def _check_features(row: Row, h: int, hkv: int, causal: bool = False) -> None:
+    if h != hkv and "gqa" not in row.features:
+        raise contract.refuse("k", f"as many heads as q ({h}) for kernel '{row.name}'", hkv, "repeat them, or choose another")
+    if causal and "causal" not in row.features:
+        raise contract.refuse("causal", f"False for kernel '{row.name}'", True, "choose another kernel")
+
+
+def plan_attention(q, k, v, *, causal: bool = False, softmax_scale: float | None = None, layout: str | None = None,
+                   kernel: str = "auto", constants: dict | None = None, out=None) -> Planned:
+    """Dense attention, checked, planned and compiled, bound to its arrays; `run()` returns (o, lse).
+
+    Parameters
+    ----------
+    q : array, [B, M, H, D]
+        float16 or bfloat16; D a multiple of 8, at most 256; rows contiguous and 16-byte aligned, other strides free.
+    k, v : array, [B, N, HKV, D]
+        Same dtype; query head h reads KV head h // (H / HKV).
+    causal : bool
+        Bottom-right aligned: query m sees keys up to m + N − M.
+    softmax_scale : float, optional
+        1/√D by default; must be positive.
+    layout : {"bshd", "bhsd"}, optional
+        "bhsd" is PyTorch's (B, H, N, D), taken without a copy; "bshd" where nothing is said.
+    kernel : str
+        A prefill kernel's name, or "auto".
+    constants : dict, optional
+        Tunables of that kernel (see its row).
+    out : array, [B, M, H, D], optional
+        Where O goes, in `layout`.
+
+    Returns
+    -------
+    Planned
+        Of o, like q, and lse, float32 [B, H, M], the natural logarithm of Σ e^(scaled scores). A row that sees no key gives
+        o = 0, lse = −inf.
+
+    Raises
+    ------
+    ContractError, Unsupported, MachineUnavailable, CompileError
+        One sentence each.
+    """
+    row = _choose(kernel, "prefill", "flash")
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        contract.rank(name, x, "B, M, H, D" if name == "q" else "B, N, HKV, D")
+    layout = contract.layout(layout, q.shape, k.shape)
+    binding = _Binding(q=q, k=k, v=v)
+    if layout == "bhsd":
+        binding.tensors = {name: _swap(t) for name, t in binding.tensors.items()}
+    tq, tk, tv = (binding.tensors[name] for name in "qkv")
+    b, m, h, d = tq.shape
+    n, hkv = tk.shape[1], tk.shape[2]
+    contract.dtype("q", tq, row.dtypes)
+    for name, t in (("k", tk), ("v", tv)):
+        contract.same(f"{name}.dtype", t.dtype, "q", tq.dtype)
+    contract.same("k.shape", tk.shape, "q, for batch and head dim,", (b, n, hkv, d))
+    contract.same("v.shape", tv.shape, "k", tk.shape)
+    contract.heads(h, hkv)
+    contract.head_dim(d, row)
+    contract.grid(b, h)
+    _check_features(row, h, hkv, causal)
+    for name, t in (("q", tq), ("k", tk), ("v", tv)):
+        contract.vectors(name, t)
+    o = binding.output("o", q.shape, tq.dtype, out)
+    if layout == "bhsd":
+        binding.tensors["o"] = _swap(binding.tensors["o"])
+    contract.vectors("out", binding.tensors["o"])
+    lse = binding.output("lse", (b, h, m), "float32")
+    shape = AttentionShape(b, h, hkv, m, n, d, tq.dtype, bool(causal))
+    return binding.planned(row, shape, constants, (o, lse), {"softmax_scale": contract.scale(softmax_scale, d)})
+
+
+def attention(q, k, v, *, causal: bool = False, softmax_scale: float | None = None, layout: str | None = None,
+              kernel: str = "auto", constants: dict | None = None, out=None, return_lse: bool = False):
+    """softmax(σ q kᵀ) v. See `plan_attention` for the arguments.
+
+    Returns
+    -------
+    o, or (o, lse) with `return_lse`.
+    """
+    o, lse = plan_attention(q, k, v, causal=causal, softmax_scale=softmax_scale, layout=layout, kernel=kernel,
+                            constants=constants, out=out).run()
+    return (o, lse) if return_lse else o
+
+
+def _swap(t: Tensor) -> Tensor:
+    """(B, H, N, D) as (B, N, H, D)."""
+    (b, h, n, d), (sb, sh, sn, sd) = t.shape, t.strides
+    return Tensor(t.address, (b, n, h, d), (sb, sn, sh, sd), t.dtype, t.itemsize, t.array)
+
+
+def _check_cache(t: dict[str, Tensor], page_check: bool, binding: _Binding, more: int = 0) -> None:
+    """Shapes of a cache, its table and lengths; their values where that costs no synchronisation, or with CUATTN_CHECK=1."""
+    b = t["block_table"].shape[0]
+    contract.same("v_cache.shape", t["v_cache"].shape, "k_cache", t["k_cache"].shape)
+    contract.same("v_cache.dtype", t["v_cache"].dtype, "k_cache", t["k_cache"].dtype)
+    contract.same("cache_seqlens.shape", t["cache_seqlens"].shape, "block_table", (b,))
+    for name in ("block_table", "cache_seqlens"):
+        contract.dtype(name, t[name], ("int32",))
+        if t[name].strides and t[name].shape[-1] > 1 and t[name].strides[-1] != 1:
+            raise contract.refuse(name, "a contiguous last dimension", f"stride {t[name].strides[-1]}", "make a copy")
+    for name in ("k_cache", "v_cache"):
+        contract.vectors(name, t[name])
+    if page_check:
+        table, lengths = (binding.values(name) for name in ("block_table", "cache_seqlens"))
+        pages, page_size = t["k_cache"].shape[:2]
+        contract.page_table(pages, page_size, table, lengths, more)
+
+
+def _checks_values(binding: _Binding) -> bool:
+    return binding.machine.name == "cpu" or os.environ.get("CUATTN_CHECK") == "1"
+
+
+def plan_decode(q, k_cache, v_cache, block_table, cache_seqlens, *, softmax_scale: float | None = None, kernel: str = "auto",
+                constants: dict | None = None, out=None) -> Planned:
+    """Decode over a paged cache, bound to its arrays; `run()` returns (o, lse) and follows lengths as they grow.
+
+    Parameters
+    ----------
+    q : array, [B, 1, H, D]
+        One new query a sequence; float16 or bfloat16.
+    k_cache, v_cache : array, [num_pages, page_size, HKV, D]
+        Any page size; views of an interleaved pool are taken as they are.
+    block_table : int32 array, [B, max_pages]
+        Pages of each sequence, in order; entries behind its last page may hold anything.
+    cache_seqlens : int32 array, [B]
+        Keys of each sequence; 0 gives o = 0, lse = −inf. Values on a GPU are checked with CUATTN_CHECK=1 only.
+    softmax_scale, kernel, constants, out
+        As in `plan_attention`; decode kernels.
+
+    Returns
+    -------
+    Planned
+        Of o, like q, and lse, float32 [B, H, 1].
+
+    Raises
+    ------
+    ContractError, Unsupported, MachineUnavailable, CompileError
+    """
+    row = _choose(kernel, "decode", "paged")
+    contract.rank("q", q, "B, 1, H, D")
+    for name, x in (("k_cache", k_cache), ("v_cache", v_cache)):
+        contract.rank(name, x, "num_pages, page_size, HKV, D")
+    contract.rank("block_table", block_table, "B, max_pages")
+    binding = _Binding(q=q, k_cache=k_cache, v_cache=v_cache, block_table=block_table, cache_seqlens=cache_seqlens)
+    t = binding.tensors
+    (b, m, h, d), (_, page_size, hkv, _) = t["q"].shape, t["k_cache"].shape
+    if m != 1:
+        raise contract.refuse("q", "one query a sequence, (B, 1, H, D)", tuple(q.shape), "use attention for several")
+    if page_size == 0:
+        raise contract.refuse("k_cache", "a page size of at least 1", 0, "check its shape (num_pages, page_size, HKV, D)")
+    contract.dtype("q", t["q"], row.dtypes)
+    contract.same("k_cache.dtype", t["k_cache"].dtype, "q", t["q"].dtype)
+    contract.same("k_cache head dim", t["k_cache"].shape[3], "q", d)
+    contract.same("block_table rows", t["block_table"].shape[0], "q", b)
+    contract.heads(h, hkv)
+    contract.head_dim(d, row)
+    contract.grid(b, h)
+    _check_features(row, h, hkv)
+    contract.vectors("q", t["q"])
+    _check_cache(t, _checks_values(binding), binding)
+    o = binding.output("o", (b, 1, h, d), t["q"].dtype, out)
+    contract.vectors("out", t["o"])
+    lse = binding.output("lse", (b, h, 1), "float32")
+    shape = DecodeShape(b, h, hkv, d, page_size, t["block_table"].shape[1], t["q"].dtype)
+    return binding.planned(row, shape, constants, (o, lse), {"softmax_scale": contract.scale(softmax_scale, d)},
+                           lengths=t["cache_seqlens"].array)
+
+
+def decode(q, k_cache, v_cache, block_table, cache_seqlens, *, softmax_scale: float | None = None, kernel: str = "auto",
+           constants: dict | None = None, out=None, return_lse: bool = False):
+    """Attention of one new query a sequence over a paged cache. See `plan_decode`.
+
+    Returns
+    -------
+    o, or (o, lse) with `return_lse`.
+    """
+    o, lse = plan_decode(q, k_cache, v_cache, block_table, cache_seqlens, softmax_scale=softmax_scale, kernel=kernel,
+                         constants=constants, out=out).run()
+    return (o, lse) if return_lse else o
+
+
+def plan_append(k, v, k_cache, v_cache, block_table, cache_seqlens, *, kernel: str = "auto",
+                constants: dict | None = None) -> Planned:
+    """New K and V rows into a paged cache, bound to its arrays.
+
+    Parameters
+    ----------
+    k, v : array, [B, T, HKV, D]
+        T new rows a sequence.
+    k_cache, v_cache, block_table
+        As in `plan_decode`; the caches are written in place.
+    cache_seqlens : int32 array, [B]
+        Rows each sequence holds already: row t goes to position cache_seqlens[b] + t. It is not changed.
+
+    Raises
+    ------
+    ContractError
+        Also where the table has no room for a row (checked as in `plan_decode`).
+    """
+    row = _choose(kernel, "cache", "append")
+    for name, x in (("k", k), ("v", v)):
+        contract.rank(name, x, "B, T, HKV, D")
+    for name, x in (("k_cache", k_cache), ("v_cache", v_cache)):
+        contract.rank(name, x, "num_pages, page_size, HKV, D")
+    contract.rank("block_table", block_table, "B, max_pages")
+    binding = _Binding(k=k, v=v, k_cache=k_cache, v_cache=v_cache, block_table=block_table, cache_seqlens=cache_seqlens)
+    t = binding.tensors
+    b, count, hkv, d = t["k"].shape
+    page_size = t["k_cache"].shape[1]
+    if page_size == 0:
+        raise contract.refuse("k_cache", "a page size of at least 1", 0, "check its shape (num_pages, page_size, HKV, D)")
+    contract.dtype("k", t["k"], row.dtypes)
+    contract.same("v.shape", t["v"].shape, "k", t["k"].shape)
+    contract.same("v.dtype", t["v"].dtype, "k", t["k"].dtype)
+    contract.same("k_cache.dtype", t["k_cache"].dtype, "k", t["k"].dtype)
+    contract.same("k_cache heads and head dim", t["k_cache"].shape[2:], "k", (hkv, d))
+    contract.same("block_table rows", t["block_table"].shape[0], "k", b)
+    contract.head_dim(d, row)
+    contract.grid(b, hkv)
+    for name in ("k", "v"):
+        contract.vectors(name, t[name])
+    _check_cache(t, _checks_values(binding), binding, more=count)
+    binding.inout("k_cache")
+    binding.inout("v_cache")
+    shape = AppendShape(b, count, hkv, d, page_size, t["k"].dtype)
+    return binding.planned(row, shape, constants, (k_cache, v_cache), {})
+
+
+def append_kv(k, v, k_cache, v_cache, block_table, cache_seqlens) -> None:
+    """Writes new K and V rows into a paged cache. See `plan_append`."""
+    plan_append(k, v, k_cache, v_cache, block_table, cache_seqlens).run()
+
+
+def merge_states(o_a, lse_a, o_b, lse_b):
+    """Attention over two disjoint sets of keys, from the results over each (FlashInfer's merge_state; natural logarithm).
+
+    Parameters
+    ----------
+    o_a, o_b : array, [B, M, H, D]
+        float16, bfloat16 or float32.
+    lse_a, lse_b : float32 array, [B, H, M]
+
+    Returns
+    -------
+    (o, lse)
+        Two empty states give (0, −inf); an empty one leaves the other's bits as they are.
+    """
+    for name, x in (("o_a", o_a), ("o_b", o_b)):
+        contract.rank(name, x, "B, M, H, D")
+    for name, x in (("lse_a", lse_a), ("lse_b", lse_b)):
+        contract.rank(name, x, "B, H, M")
+    binding = _Binding(o_a=o_a, lse_a=lse_a, o_b=o_b, lse_b=lse_b)
+    t, machine = binding.tensors, binding.machine
+    b, m, h, d = t["o_a"].shape
+    contract.dtype("o_a", t["o_a"], (*HALF, "float32"))
+    contract.same("o_b", (t["o_b"].shape, t["o_b"].dtype), "o_a", (t["o_a"].shape, t["o_a"].dtype))
+    for name in ("lse_a", "lse_b"):
+        contract.same(name, (t[name].shape, t[name].dtype), "o_a's rows", ((b, h, m), "float32"))
+    if d % 2 or not 0 < d <= 2048:
+        raise contract.refuse("o_a", "an even head dim up to 2048", d, "pad it with zeros")
+    contract.grid(b * m, h)
+    return _merge(binding, (o_a, o_b), (lse_a, lse_b), b, m, h, d)
+
+
+def _merge(binding: _Binding, outputs, lses, b: int, m: int, h: int, d: int):
+    """Lays the two states side by side as two splits and lets `combine` merge them."""
+    machine, t = binding.machine, binding.tensors
+    dtype, make = t["o_a"].dtype, machine.like
+    part, part_lse = make(binding.first, (b * m, 2, h, d), dtype), make(binding.first, (b * m, h, 2), "float32")
+    for i in range(2):
+        part[:, i] = outputs[i].reshape((b * m, h, d))
+        part_lse[:, :, i] = lses[i].swapaxes(1, 2).reshape((b * m, h))
+    o, lse = make(binding.first, (b * m, 1, h, d), dtype), make(binding.first, (b * m, h, 1), "float32")
+    if b * m * h:
+        launch = combine_launch(b * m, h, d, dtype, dtype)
+        built = compiler.build(launch.file, launch.entry, launch.constants, machine.device.arch)
+        bound = {"part": part, "part_lse": part_lse, "o": o, "lse": lse}
+        args = combine_arguments({name: machine.tensor(x) for name, x in bound.items()})
+        with machine.stream(binding.first):
+            machine.launch(built, launch.grid, launch.block, launch.smem_bytes, args)
+    return o.reshape((b, m, h, d)), lse.reshape((b, m, h)).swapaxes(1, 2)
+
+
+def plan_probe(machine: Machine, kernel: str, *, bytes: int = 0, flops: int = 0, dtype: str = "bfloat16",
+               constants: dict | None = None) -> Planned:
+    """A probe of the device itself, with its own buffers.
+
+    Parameters
+    ----------
+    machine : Machine
+    kernel : {"read", "copy", "mma", "empty"}
+    bytes : int
+        For read and copy: bytes read, rounded down to whole 16-byte words.
+    flops : int
+        For mma: at least so many.
+    """
+    row = kernels.find(kernel, "probe")
+    shape = ProbeShape(bytes, flops, dtype)
+    plan, builds = _resolve(row, shape, machine.device, tuple(sorted((constants or {}).items())))
+    sink = plan.constants["blocks"] * plan.constants["threads"]
+    buffers = {
+        "source": machine.empty((max(bytes, 32 * 24) // 4,), "uint32"),
+        "sink": machine.empty((bytes // 4 if kernel == "copy" else sink,), "uint32"),
+    }
+    _fill(machine, buffers["source"])
+    bound = row.arguments(shape, plan, {name: machine.tensor(x) for name, x in buffers.items()})
+    launches = [machine.prepare(built, launch.grid, launch.block, launch.smem_bytes, args)
+                for launch, built, args in zip(plan.launches, builds, bound)]
+    return Planned(row, shape, plan, machine, tuple(buffers.values()), builds, None, launches, [], [],
+                   lambda: machine.stream(None))
+
+
+def _fill(machine: Machine, array) -> None:
+    """Pairs of bfloat16 numbers between 1 and 2 in a fixed pattern: rates are never taken on zeros or NaN."""
+    words = machine.xp.arange(array.size, dtype=machine.xp.uint32) * np.uint32(2654435761)
+    array[...] = (words & np.uint32(0x007F007F)) | np.uint32(0x3F803F80)

@@ -1,0 +1,32 @@
+// combine: merges the partial results of S splits of the keys, in split order.
+//
+//   LSE = ln Σ_s e^{LSE_s}        O = Σ_s e^{LSE_s − LSE} O_s        a split without keys (LSE_s = −∞) is not read
+//
+// grid    (H, B)
+// block   one thread a pair of columns
+// bytes   every partial O and LSE once, O and LSE once
+#include "prim/gmem.cuh"
+#include "prim/softmax.cuh"
+
+constexpr int THREADS = round_up(HEAD_DIM / 2, WARP);
+
+KERNEL(THREADS, 1)
+combine(const View<const Partial, 4> g_part, const View<const float, 3> g_part_lse, const View<Element, 4> g_o,
+        const View<float, 3> g_lse, int SPLITS) {
+  const int h = blockIdx.x, b = blockIdx.y, col = threadIdx.x * 2;
+  if (col >= HEAD_DIM) return;
+
+  SoftmaxRow whole;
+  Pair o{0.f, 0.f};
+  for (int split = 0; split < SPLITS; ++split) {
+    float lse = load_global(g_part_lse.at(b, h) + split);
+    if (lse == -INFINITY) continue;
+    Pair part = load_pair(g_part.at(b, split, h) + col);
+    auto factor = whole.merge({lse, 1.f}, LOG2_E);
+    o.a = o.a * factor.mine + part.a * factor.theirs;
+    o.b = o.b * factor.mine + part.b * factor.theirs;
+  }
+  const float inverse = whole.inverse_sum();
+  store_pair(g_o.at(b, 0, h) + col, o.a * inverse, o.b * inverse);
+  if (col == 0) store_global(g_lse.at(b, h), whole.lse(1.f));
+}

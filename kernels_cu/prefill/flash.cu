@@ -1,0 +1,88 @@
+// flash: FlashAttention-2 forward (Dao 2023). One pass over the keys; scores never leave the registers.
+//
+//   for each tile of keys:   S = Q Kᵀ        m' = max(m, rowmax S)        P = e^{σ(S − m')}
+//                            l = e^{σ(m − m')} l + rowsum P        O = e^{σ(m − m')} O + P V
+//   at the end:              O / l           LSE = σ m + ln l
+//
+// grid    (ceil(M / BLOCK_M), H, B); with a causal mask the longest tiles start first
+// block   WARPS warps; a warp owns BLOCK_M / WARPS query rows and, of these, whole rows of S and O in registers
+// smem    one tile of Q, STAGES tiles of K and of V: the next tile lands while this one is multiplied
+// bytes   a block reads its Q tile once and every visible row of K and V once, and writes its O tile and LSE once
+#include "prim/mask.cuh"
+#include "prim/softmax.cuh"
+#include "prim/tile.cuh"
+
+constexpr int D_PAD = round_up(HEAD_DIM, MMA_K);
+constexpr int THREADS = WARPS * WARP, WARP_M = BLOCK_M / WARPS, STAGES = 2;
+
+using QTile = SmemTile<Element, BLOCK_M, D_PAD>;
+using KVTile = SmemTile<Element, BLOCK_N, D_PAD>;
+struct Smem {
+  QTile q;
+  KVTile k[STAGES], v[STAGES];
+};
+static_assert(sizeof(Smem) == SMEM_BYTES, "the plan's shared memory must be this struct");
+
+/// One block's view of its keys: tile j is rows j·BLOCK_N… of one KV head.
+struct Keys {
+  const Element *g_k, *g_v;
+  int64_t stride_k_n, stride_v_n;
+  int N;
+
+  METHOD void start_loading(Smem& s, int j SITE) const {
+    int key0 = j * BLOCK_N, stage = j % STAGES;
+    load_tile_async<THREADS>(s.k[stage], g_k + key0 * stride_k_n, stride_k_n, N - key0, HEAD_DIM, threadIdx.x AT_SITE);
+    load_tile_async<THREADS>(s.v[stage], g_v + key0 * stride_v_n, stride_v_n, N - key0, HEAD_DIM, threadIdx.x AT_SITE);
+    cp_async_commit(ONLY_AT_SITE);
+  }
+};
+
+KERNEL(THREADS, BLOCKS_PER_SM)
+flash(const View<const Element, 4> g_q, const View<const Element, 4> g_k, const View<const Element, 4> g_v,
+      const View<Element, 4> g_o, const View<float, 3> g_lse, int M, int N, int GROUP, float sigma) {
+  Smem& s = dynamic_smem<Smem>();
+  const int tile = CAUSAL ? gridDim.x - 1 - blockIdx.x : blockIdx.x, h = blockIdx.y, b = blockIdx.z;
+  const int m0 = tile * BLOCK_M, warp_row = warp_id() * WARP_M, rows = min(M - m0, BLOCK_M);
+  const Keys keys{g_k.at(b, 0, h / GROUP), g_v.at(b, 0, h / GROUP), g_k.stride[1], g_v.stride[1], N};
+
+  // Tiles [0, whole) are seen by every row of the block, tiles [whole, tiles) by some rows or only in part.
+  const int tiles = ceil_div(max(visible_keys(CAUSAL, m0 + rows - 1, M, N), 0), BLOCK_N);
+  const int whole = max(visible_keys(CAUSAL, m0, M, N), 0) / BLOCK_N;
+
+  load_tile_async<THREADS>(s.q, g_q.at(b, m0, h), g_q.stride[1], rows, HEAD_DIM, threadIdx.x);
+  if (tiles > 0) keys.start_loading(s, 0);
+
+  Accumulator<WARP_M, D_PAD> r_o;
+  Softmax<WARP_M> softmax;
+  const float sigma2 = sigma * LOG2_E;
+  r_o.clear();
+
+#pragma unroll 1
+  for (int j = 0; j < tiles; ++j) {
+    cp_async_wait<0>();
+    block_sync();  // tile j is here for all, and all have left tile j − 1, whose stage is free again
+    if (j + 1 < tiles) keys.start_loading(s, j + 1);
+
+    Accumulator<WARP_M, BLOCK_N> r_s;
+    r_s.clear();
+    multiply_abt<Element>(r_s, s.q, warp_row, s.k[j % STAGES]);
+    if (j >= whole) mask_scores(r_s, CAUSAL, m0 + warp_row, j * BLOCK_N, M, N);
+    softmax.update(r_s, r_o, sigma2);
+    multiply_ab<Element>(r_o, r_s, s.v[j % STAGES]);
+  }
+
+  softmax.finish();
+  softmax.normalise(r_o);
+  cp_async_wait<0>();
+  block_sync();  // NOTE: without keys the copy of Q is still in flight, and O takes its place
+  store_accumulator<Element>(s.q, warp_row, r_o);
+  warp_sync();
+  store_tile<WARP, WARP_M>(g_o.at(b, m0 + warp_row, h), g_o.stride[1], s.q, warp_row, rows - warp_row, HEAD_DIM, lane_id());
+#pragma unroll
+  for (int m = 0; m < WARP_M / MMA_M; ++m)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      int row = warp_row + r_o.row(m, half);
+      if (row < rows && lane_id() % 4 == 0) store_global(g_lse.at(b, h) + m0 + row, softmax.row[m][half].lse(sigma));
+    }
+}
