@@ -5,16 +5,13 @@ No performance number leaves this module without a correctness pass on the same 
 from __future__ import annotations
 
 import gc
-import json
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import cuattn
-from cuattn import compare, timing
-from cuattn.compile import source_hash
-from experiments import environment, inputs, peers
-from experiments.catalog import PEERS
+from cuattn import timing
+from experiments import costs, environment, subjects
 from experiments.schema import PERFORMANCE, derive
 from experiments.suite import Repeat
 
@@ -34,11 +31,6 @@ def classify(error: BaseException) -> tuple[str, str]:
     if names & {"DeviceError", "CUDARuntimeError", "CUDADriverError", "AcceleratorError"} or "CUDA error" in message:
         return "cuda_error", message
     return "crash", f"{type(error).__name__}: {message}"
-
-
-def row_hash(row) -> str:
-    """Today's source hash of a kernel's row."""
-    return source_hash(row.file)
 
 
 def run_case(machine, params: Mapping[str, Any], repeat: Repeat, kernels: Mapping[str, Any],
@@ -71,75 +63,42 @@ def run_case(machine, params: Mapping[str, Any], repeat: Repeat, kernels: Mappin
 
 
 def _attempt(machine, params, repeat, kernels, phase, row) -> None:
-    before = _memory(machine, fresh=True)
-    arrays = inputs.build(machine, params)
-    plan = make_plan(machine, params, arrays, kernels)
-    row |= _describe(plan, arrays, params)
-    _poison(machine, plan)
-    if machine.name == "gpu":
-        plan.run()  # loads the module, and makes a peer's workspace, before the deadline starts
+    gpu = machine.name == "gpu"
+    entry = kernels[params["kernel"]]
+    row |= costs.describe(params, entry, machine.device)  # first, so that a case without room still has them
+    held = _fresh_pool(machine) if gpu else 0
+    subject = subjects.make(machine, params, entry, lambda: _fresh_pool(machine) if gpu else 0)
+    row |= subject.columns()
+    subject.poison()
+    if gpu:
+        subject.run()  # loads the module, and makes a peer's workspace, before the deadline starts
         machine.synchronize()
     phase("run")
-    _counted_run(machine, plan, row)
-    row |= _peak(machine, plan, before)
-    if not _correct(machine, params, arrays, plan, row):
+    _counted_run(machine, subject, row)
+    if gpu:
+        row |= {"measured_peak_pool_bytes": machine.peak_pool_bytes() - held + subject.outside_bytes(),
+                "measured_device_used_bytes": machine.used_bytes()}
+    if not _correct(subject, row) or not gpu:
         return
-    if machine.name == "gpu":
-        _time(machine, params, plan, repeat, row)
-        _poison(machine, plan)
-        plan.run()
-        machine.synchronize()
-        _correct(machine, params, arrays, plan, row)
+    _time(machine, params, subject, repeat, row)
+    subject.poison()
+    subject.run()
+    machine.synchronize()
+    _correct(subject, row)
 
 
-def make_plan(machine, params: Mapping[str, Any], arrays: Mapping[str, Any], kernels: Mapping[str, Any]):
-    """The kernel's plan for these arrays: compiled, outputs and scratch allocated, ready to run."""
-    if params["kernel"] in PEERS:
-        return peers.plan(machine, params, arrays)
-    kernel = kernels[params["kernel"]].row
-    constants = json.loads(params["constants"]) if params.get("constants") else None
-    if params["family"] == "prefill":
-        return cuattn.plan_attention(**arrays, causal=params["causal"], layout=params["layout"], kernel=kernel,
-                                     constants=constants)
-    if params["family"] == "decode":
-        return cuattn.plan_decode(**arrays, kernel=kernel, constants=constants)
-    return cuattn.plan_append(**arrays, kernel=kernel)
+def _fresh_pool(machine) -> int:
+    """Give back what the memory pool only caches; returns the bytes it still holds."""
+    gc.collect()
+    machine.reset_peak()
+    return machine.peak_pool_bytes()
 
 
-def _describe(plan, arrays, params) -> dict[str, Any]:
-    """Plan and closed-form columns."""
-    cost = plan.cost()
-    if plan.plan is None:  # a peer: its flops are the shape's, and what it moves is not known
-        return {"modelled_flops": cost.flops}
-    launches, info = plan.plan.launches, plan.build_info
-    outputs = sum(int(x.nbytes) for x in _outputs(plan))
-    return {
-        "source_hash": plan.source_hash,
-        "grid": json.dumps([list(x.grid) for x in launches]), "block": json.dumps([x.block for x in launches]),
-        "smem_bytes": max((x.smem_bytes for x in launches), default=0),
-        "registers": info.get("registers"), "spill_bytes": info.get("spill_bytes"),
-        "constants_used": json.dumps(dict(plan.plan.constants), sort_keys=True, default=str),
-        "modelled_flops": cost.flops, "modelled_bytes_loaded": cost.bytes_loaded,
-        "modelled_bytes_stored": cost.bytes_stored, "modelled_launches": cost.launches,
-        "modelled_scratch_bytes": cost.scratch_bytes,
-        "modelled_peak_bytes": inputs.nbytes(arrays) + outputs + cost.scratch_bytes,
-    }
-
-
-def _outputs(plan) -> list:
-    return [x for x in (getattr(plan, "o", None), getattr(plan, "lse", None)) if x is not None]
-
-
-def _poison(machine, plan) -> None:
-    for array in _outputs(plan):
-        machine.poison(array)
-
-
-def _counted_run(machine, plan, row) -> None:
+def _counted_run(machine, subject, row) -> None:
     """One run; on the CPU machine what it did is counted, and how long the emulation took is noted."""
     start = time.perf_counter()
     with machine.counting() as counters:
-        plan.run()
+        subject.run()
         machine.synchronize()
     if counters is None:
         return
@@ -148,11 +107,9 @@ def _counted_run(machine, plan, row) -> None:
         row[f"counted_{name}"] = getattr(counters, name)
 
 
-def _correct(machine, params, arrays, plan, row) -> bool:
+def _correct(subject, row) -> bool:
     """Compare the outputs with the reference; a row that fails is `incorrect`."""
-    verdict = _verdict(params, arrays, plan)
-    if verdict is None:
-        return True
+    verdict = subject.verdict()
     row |= {"max_err": verdict.max_err, "tolerance": verdict.tol, "lse_err": verdict.lse_err,
             "lse_tolerance": verdict.lse_tol, "check": verdict.check}
     if not verdict.ok:
@@ -160,25 +117,11 @@ def _correct(machine, params, arrays, plan, row) -> bool:
     return verdict.ok
 
 
-def _verdict(params, arrays, plan):
-    rounding = getattr(plan.row, "rounding", "float32")
-    if params["family"] == "prefill":
-        dense = {name: _bshd(x, params["layout"]) for name, x in {**arrays, "o": plan.o}.items()}
-        return compare.check_attention(**dense, lse=plan.lse, causal=params["causal"], rounding=rounding)
-    if params["family"] == "decode":
-        return compare.check_decode(**arrays, o=plan.o, lse=plan.lse, rounding=rounding)
-    return None
-
-
-def _bshd(x, layout: str):
-    return x.transpose(0, 2, 1, 3) if layout == "bhsd" else x
-
-
-def _time(machine, params, plan, repeat: Repeat, row) -> None:
+def _time(machine, params, subject, repeat: Repeat, row) -> None:
     graph = params["mode"] == "graph"
-    taken = timing.measure(plan.run, machine, min_samples=repeat.min_samples, max_samples=repeat.max_samples,
+    taken = timing.measure(subject.run, machine, min_samples=repeat.min_samples, max_samples=repeat.max_samples,
                            timeout_s=repeat.timeout_s, rel_noise=repeat.rel_noise, cache=params["cache_mode"],
-                           graph=graph)
+                           graph=graph, empty=cuattn.plan_probe(machine, "empty").run)
     row |= {
         "measured_time_us": taken.median_us, "measured_time_q1_us": taken.q1_us, "measured_time_q3_us": taken.q3_us,
         "measured_time_min_us": taken.min_us, "measured_samples_us": list(taken.samples_us),
@@ -187,33 +130,9 @@ def _time(machine, params, plan, repeat: Repeat, row) -> None:
         "measured_sm_clock_mhz": taken.sm_clock_mhz, "measured_sm_clock_min_mhz": taken.sm_clock_min_mhz,
         **environment.sensors(),
     }
-    clock, low = taken.sm_clock_mhz, taken.sm_clock_min_mhz
-    if environment.slowed(row.get("measured_throttle_reasons")):
-        reasons = row["measured_throttle_reasons"]
+    clock, low, reasons = taken.sm_clock_mhz, taken.sm_clock_min_mhz, row.get("measured_throttle_reasons") or ""
+    if environment.slowed(reasons):
         row |= {"status": "throttled", "error": f"the GPU slowed its clock while timing ({reasons})"}
-    elif clock and low is not None and low < (1 - CLOCK_SPREAD) * clock:
+    elif clock and low < (1 - CLOCK_SPREAD) * clock and "power_cap" not in reasons:
+        # At its power cap a card trades clock for work all the time: that is its normal speed.
         row |= {"status": "throttled", "error": f"the SM clock moved between {low:.0f} and {clock:.0f} MHz"}
-
-
-def _memory(machine, fresh: bool = False) -> int | None:
-    """Bytes in use in the GPU's memory pool; `fresh` first gives back what earlier cases left in it."""
-    if machine.name != "gpu":
-        return None
-    pool = machine.xp.get_default_memory_pool()
-    if fresh:
-        gc.collect()
-        pool.free_all_blocks()
-    return int(pool.used_bytes())
-
-
-def _peak(machine, plan, before: int | None) -> dict[str, int]:
-    """Memory columns. Outputs and scratch live as long as the plan, so what is in use now is the peak."""
-    if before is None:
-        return {}
-    free, total = machine.xp.cuda.runtime.memGetInfo()
-    if hasattr(plan, "peak_bytes"):
-        peak = plan.peak_bytes()
-        pool = None if peak is None else _memory(machine) - before + peak
-    else:
-        pool = _memory(machine) - before
-    return {"measured_peak_pool_bytes": pool, "measured_device_used_bytes": int(total - free)}

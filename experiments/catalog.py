@@ -52,9 +52,9 @@ def load_row(path: str):
         raise UserError(f"--kernel: {path} does not load ({type(error).__name__}: {error})") from error
 
 
-def current_hashes() -> dict[str, str]:
-    """Today's source hash of every kernel of the project, to tell which stored rows are stale."""
-    from cuattn.kernels import ROWS
-    from experiments.case import row_hash
+def current_hashes() -> set[str]:
+    """Source hashes of every CUDA file of the project as it is now: a stored row with another one is stale."""
+    from cuattn.compile import source_hash
+    from cuattn.paths import KERNELS
 
-    return {name: row_hash(row) for name, row in ROWS.items()}
+    return {source_hash(path.relative_to(KERNELS).as_posix()) for path in KERNELS.rglob("*.cu")}

@@ -1,20 +1,19 @@
 """Other people's kernels as rows like any other: PyTorch's scaled-dot-product attention, on a GPU where it is installed.
 
-A peer gets the same inputs, check and timer. Its plan has the surface of ours (`run`, `o`, `lse`, `cost`), but no launches
-to describe, and what it moves through memory is unknown.
+A peer gets the same inputs, check and timer. What it launches, and what it moves through memory, is unknown.
 """
 from __future__ import annotations
 
 from importlib.util import find_spec
-from types import SimpleNamespace
+from typing import Any
 
-from cuattn.kernels.base import AttentionShape, Cost, Unsupported
+from cuattn.kernels.base import Unsupported
 
 BACKENDS = {"torch_math": "MATH", "torch_flash": "FLASH_ATTENTION", "torch_cudnn": "CUDNN_ATTENTION"}
 
 
-def plan(machine, params, arrays):
-    """The plan of a peer for these arrays.
+def require(machine, params) -> None:
+    """Refuse what this peer cannot do here, before any memory is taken.
 
     Raises
     ------
@@ -34,25 +33,20 @@ def plan(machine, params, arrays):
         raise Unsupported(f"{name}: PyTorch aligns a causal mask top-left, which differs where m ≠ n; use m = n")
     if params["mode"] == "graph":
         raise Unsupported(f"{name}: it allocates its output at each call, so it is timed as a launch; use mode launch")
-    return TorchPlan(machine, torch, params, arrays)
 
 
-class TorchPlan:
-    """`scaled_dot_product_attention` held to one backend."""
+class TorchSubject:
+    """`scaled_dot_product_attention` held to one backend. It returns no LSE."""
 
-    plan = None
-    lse = None
-    row = SimpleNamespace(rounding="float32")
+    def __init__(self, machine, params, arrays):
+        import torch
 
-    def __init__(self, machine, torch, params, arrays):
-        self._machine, self._torch, self._params = machine, torch, params
+        self._machine, self._torch, self._params, self._arrays = machine, torch, params, arrays
         heads_first = params["layout"] == "bhsd"
         self._qkv = [x if heads_first else x.transpose(1, 2)
                      for x in (self._to_torch(arrays[name]) for name in ("q", "k", "v"))]
         self._heads_first = heads_first
         self._backend = getattr(torch.nn.attention.SDPBackend, BACKENDS[params["kernel"]])
-        # math rounds its scores to the inputs' dtype before the softmax.
-        self.row = SimpleNamespace(rounding="input" if params["kernel"] == "torch_math" else "float32")
         self._out = None
         torch.cuda.reset_peak_memory_stats()
         self._before = torch.cuda.memory_allocated()
@@ -75,20 +69,22 @@ class TorchPlan:
                     raise Unsupported(f"{p['kernel']}: PyTorch has no such kernel for this shape and dtype") from error
                 raise
 
-    @property
-    def o(self):
-        """The last output as an array of the machine, in the case's layout."""
-        if self._out is None:
-            return None
-        out = self._out if self._heads_first else self._out.transpose(1, 2)
-        integers = self._machine.xp.from_dlpack(out.contiguous().view(self._torch.int16))
-        return integers.view(self._machine.empty((0,), self._params["dtype"]).dtype)
+    def poison(self) -> None:
+        self._out = None  # each run makes its output anew
 
-    def peak_bytes(self) -> int:
+    def columns(self) -> dict[str, Any]:
+        return {}
+
+    def outside_bytes(self) -> int:
         """Most bytes PyTorch held beyond the inputs: output and workspace."""
         return self._torch.cuda.max_memory_allocated() - self._before
 
-    def cost(self) -> Cost:
-        p = self._params
-        shape = AttentionShape(p["b"], p["h"], p["hkv"], p["m"], p["n"], p["d"], p["dtype"], p["causal"])
-        return Cost(4 * p["b"] * p["h"] * shape.visible * p["d"], 0, 0, 0)
+    def verdict(self):
+        from experiments.subjects import check_prefill
+
+        out = self._out if self._heads_first else self._out.transpose(1, 2)
+        integers = self._machine.xp.from_dlpack(out.contiguous().view(self._torch.int16))
+        o = integers.view(self._arrays["q"].dtype)
+        # The math backend rounds its scores to the inputs' dtype before the softmax.
+        rounding = "input" if self._params["kernel"] == "torch_math" else "float32"
+        return check_prefill(self._params, self._arrays, o, None, rounding)

@@ -58,7 +58,7 @@ _PROVENANCE = (
     ("arch", _STRING, "", "what the kernel was compiled for: cpu, sm_80, sm_90a, …"),
     ("device_uuid", _STRING, "", "the GPU's UUID"),
     ("host", _STRING, "", "the host's name"),
-    ("source_hash", _STRING, "", "12 hex digits over the kernel's source and the headers it includes"),
+    ("source_hash", _STRING, "", "12 hex digits over each source file and its headers, joined by +"),
 )
 _PARAMETERS = (
     ("kernel", _STRING, "", "the kernel's name"),

@@ -347,11 +347,10 @@ def _to_frame(tables: list[pa.Table]) -> pd.DataFrame:
     return pa.concat_tables([empty, *tables]).to_pandas(types_mapper=pd.ArrowDtype).reset_index(drop=True)
 
 
-def stale(frame: pd.DataFrame, hashes: dict[str, str]) -> pd.Series:
-    """Whether each row was made by another source than its kernel has today.
+def stale(frame: pd.DataFrame, hashes: set[str]) -> pd.Series:
+    """Whether each row was made by a source that is not among today's `hashes`; rows without one are not stale.
 
-    `hashes` maps a kernel's name to today's hash; rows of other kernels, or without a hash, are not stale.
+    A row whose kernel launches several files carries their hashes joined by "+".
     """
-    pairs = zip(frame["kernel"], frame["source_hash"])
-    old = [kernel in hashes and pd.notna(was) and was != hashes[kernel] for kernel, was in pairs]
+    old = [pd.notna(was) and not set(was.split("+")) <= hashes for was in frame["source_hash"]]
     return pd.Series(old, index=frame.index, dtype=bool)

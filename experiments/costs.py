@@ -1,0 +1,77 @@
+"""The closed forms of a case, from its parameters alone: what it would take, even where it does not fit."""
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from cuattn.kernels.base import ELEMENT_BYTES, AppendShape, AttentionShape, Cost, DecodeShape, ProbeShape, ceil_div
+from experiments.catalog import Entry
+
+LSE_BYTES, INDEX_BYTES = 4, 4
+
+
+def lengths_of(params: Mapping[str, Any]) -> list[int]:
+    """Context length of each sequence of a decode or cache case."""
+    return list(params.get("lengths") or [params["n"]] * params["b"])
+
+
+def constants_of(params: Mapping[str, Any]) -> dict[str, Any]:
+    """The tunable constants a case sets."""
+    return json.loads(params["constants"]) if params.get("constants") else {}
+
+
+def shape_of(params: Mapping[str, Any]):
+    """The problem as the kernels' plans take it."""
+    family, p = params["family"], params
+    if family == "prefill":
+        return AttentionShape(p["b"], p["h"], p["hkv"], p["m"], p["n"], p["d"], p["dtype"], p["causal"])
+    if family == "decode":
+        pages = max([1, *(ceil_div(n, p["page_size"]) for n in lengths_of(p))])
+        return DecodeShape(p["b"], p["h"], p["hkv"], p["d"], p["page_size"], pages, p["dtype"])
+    if family == "cache":
+        return AppendShape(p["b"], p["m"], p["hkv"], p["d"], p["page_size"], p["dtype"])
+    return ProbeShape(p.get("bytes", 0), p.get("flops", 0), p["dtype"])
+
+
+def array_bytes(params: Mapping[str, Any]) -> int:
+    """Bytes of a case's inputs and outputs."""
+    p, family = params, params["family"]
+    if family == "probe":
+        return p.get("bytes", 0) * (2 if p["kernel"] == "copy" else 1)
+    size, row = ELEMENT_BYTES[p["dtype"]], p["d"] * ELEMENT_BYTES[p["dtype"]]
+    rows = p["b"] * p.get("m", 1) * p["h"]
+    if family == "prefill":
+        return 2 * rows * row + 2 * p["b"] * p["n"] * p["hkv"] * row + rows * LSE_BYTES
+    new = p["m"] if family == "cache" else 0
+    counts = [ceil_div(n + new, p["page_size"]) for n in lengths_of(p)]
+    pool = 2 * max(sum(counts), 1) * p["page_size"] * p["hkv"] * p["d"] * size
+    table = p["b"] * (max([1, *counts]) + 1) * INDEX_BYTES
+    fresh = 2 * p["b"] * new * p["hkv"] * row if new else 2 * rows * row + rows * LSE_BYTES
+    return pool + table + fresh
+
+
+def describe(params: Mapping[str, Any], entry: Entry, device) -> dict[str, Any]:
+    """Plan and modelled columns. Of a peer only the flops are known: they are the shape's.
+
+    Raises
+    ------
+    Unsupported
+        The kernel cannot run this shape on this device.
+    """
+    shape = shape_of(params)
+    if entry.row is None:
+        return {"modelled_flops": 4 * shape.b * shape.h * shape.visible * shape.d}
+    plan = entry.row.plan(shape, device, constants_of(params))
+    lengths = lengths_of(params) if params["family"] == "decode" else None
+    cost: Cost = entry.row.cost(shape, plan, lengths)
+    return {
+        "grid": json.dumps([list(x.grid) for x in plan.launches]),
+        "block": json.dumps([x.block for x in plan.launches]),
+        "smem_bytes": max((x.smem_bytes for x in plan.launches), default=0),
+        "constants_used": json.dumps(dict(plan.constants), sort_keys=True, default=str),
+        "modelled_flops": cost.flops, "modelled_bytes_loaded": cost.bytes_loaded,
+        "modelled_bytes_stored": cost.bytes_stored, "modelled_launches": cost.launches,
+        "modelled_scratch_bytes": cost.scratch_bytes,
+        "modelled_peak_bytes": array_bytes(params) + cost.scratch_bytes,
+    }

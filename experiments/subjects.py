@@ -1,0 +1,149 @@
+"""What a case runs and judges: one of our kernels or a peer, on dense attention, paged decode, append, or a probe.
+
+A subject owns its arrays. `run` only launches, `poison` fills the outputs with NaN, `verdict` says whether the last run
+was right.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+import cuattn
+from cuattn import compare
+from cuattn.compare import Verdict
+from experiments import inputs, peers
+from experiments.catalog import Entry
+from experiments.costs import constants_of
+
+
+def make(machine, params: Mapping[str, Any], entry: Entry, trim: Callable[[], Any]):
+    """Build inputs, plan and compile. `trim` is called between, when the inputs are made, to forget their temporaries."""
+    if params["family"] == "probe":
+        return Probe(machine, params)
+    if entry.row is None:
+        peers.require(machine, params)
+    arrays = inputs.build(machine, params)
+    trim()
+    if entry.row is None:
+        return peers.TorchSubject(machine, params, arrays)
+    return {"prefill": Prefill, "decode": Decode, "cache": Append}[params["family"]](machine, params, arrays)
+
+
+class _Ours:
+    """A kernel of the toolkit's format."""
+
+    def __init__(self, machine, params, arrays):
+        self.machine, self.params, self.arrays = machine, params, arrays
+        self.planned = self._plan(constants_of(params))
+
+    def run(self) -> None:
+        self.planned.run()
+
+    def poison(self) -> None:
+        for array in self.planned.outputs:
+            self.machine.poison(array)
+
+    def columns(self) -> dict[str, Any]:
+        """Columns known once it is compiled."""
+        info = self.planned.build_info
+        return {"source_hash": self.planned.source_hash, "registers": info.get("registers"),
+                "spill_bytes": info.get("spill_bytes")}
+
+    def outside_bytes(self) -> int:
+        """Memory it uses outside the machine's pool."""
+        return 0
+
+    def _rounding(self) -> str:
+        return "input" if self.planned.plan.constants.get("score") == "input" else self.planned.row.rounding
+
+
+class Prefill(_Ours):
+    """Dense attention."""
+
+    def _plan(self, constants):
+        return cuattn.plan_attention(**self.arrays, causal=self.params["causal"], layout=self.params["layout"],
+                                     kernel=self.params["kernel"], constants=constants)
+
+    def verdict(self) -> Verdict:
+        o, lse = self.planned.outputs
+        return check_prefill(self.params, self.arrays, o, lse, self._rounding())
+
+
+def check_prefill(params, arrays, o, lse, rounding: str) -> Verdict:
+    """Judge dense attention in the case's layout."""
+    dense = {name: x.transpose(0, 2, 1, 3) if params["layout"] == "bhsd" else x
+             for name, x in {**arrays, "o": o}.items()}
+    return compare.check_attention(**dense, lse=lse, causal=params["causal"], rounding=rounding)
+
+
+class Decode(_Ours):
+    """One query a sequence over a paged cache."""
+
+    def _plan(self, constants):
+        return cuattn.plan_decode(**self.arrays, kernel=self.params["kernel"], constants=constants)
+
+    def verdict(self) -> Verdict:
+        o, lse = self.planned.outputs
+        return compare.check_decode(**self.arrays, o=o, lse=lse, rounding=self._rounding())
+
+
+class Append(_Ours):
+    """New rows into a paged cache; running it again writes the same rows."""
+
+    def _plan(self, constants):
+        self.before = {name: self.arrays[name].copy() for name in ("k_cache", "v_cache")}
+        return cuattn.plan_append(**self.arrays)
+
+    def poison(self) -> None:
+        for name, array in self.before.items():
+            self.arrays[name][...] = array
+
+    def verdict(self) -> Verdict:
+        a = self.arrays
+        return compare.check_append(a["k"], a["v"], self.before["k_cache"], self.before["v_cache"], a["block_table"],
+                                    a["cache_seqlens"], a["k_cache"], a["v_cache"])
+
+
+class Probe(_Ours):
+    """A kernel that measures the device; its answer is checked too, so that no time stands for work left undone."""
+
+    def __init__(self, machine, params):
+        super().__init__(machine, params, {})
+
+    def _plan(self, constants):
+        p = self.params
+        return cuattn.plan_probe(self.machine, p["kernel"], bytes=p.get("bytes", 0), flops=p.get("flops", 0),
+                                 dtype=p["dtype"], constants=constants)
+
+    def poison(self) -> None:
+        self.machine.poison(self.planned.outputs[1])
+
+    def verdict(self) -> Verdict:
+        source, sink = self.planned.outputs
+        words = self.params.get("bytes", 0) // 16 * 4
+        name = self.params["kernel"]
+        if name == "copy":
+            wrong = int((source[:words] != sink[:words]).sum())
+        elif name == "read":
+            wrong = int(_fold(source[:words]) != _fold(sink))
+        elif name == "mma":
+            warps = sink.view(np.float32).reshape(-1, 32)  # every warp multiplies the same numbers
+            wrong = int((~(warps == warps[0])).sum())
+        else:
+            wrong = 0
+        message = f"{name}: {wrong} values differ from what the probe must leave behind" if wrong else "as expected"
+        return Verdict(wrong == 0, float(wrong), 0.0, 0.0, 0.0, (), message)
+
+
+def _fold(words) -> int:
+    """Exclusive or of all words."""
+    words = words.reshape(-1)
+    while words.size > 1:
+        half = words.size // 2
+        rest = words[2 * half:]
+        words = words[:half] ^ words[half:2 * half]
+        if rest.size:
+            words[:1] ^= rest
+    return int(words[0]) if words.size else 0
