@@ -52,9 +52,15 @@ def load_row(path: str):
         raise UserError(f"--kernel: {path} does not load ({type(error).__name__}: {error})") from error
 
 
-def current_hashes() -> set[str]:
-    """Source hashes of every CUDA file of the project as it is now: a stored row with another one is stale."""
+def current_hashes() -> dict[str, str]:
+    """What `store.stale` compares with: each kernel of the project → every source hash it could have today.
+
+    A kernel may launch several files and which ones is its plan's matter, so each gets the hashes of all files,
+    joined by "+"; a hash occurs nowhere but in its own file's rows.
+    """
     from cuattn.compile import source_hash
+    from cuattn.kernels import ROWS
     from cuattn.paths import KERNELS
 
-    return {source_hash(path.relative_to(KERNELS).as_posix()) for path in KERNELS.rglob("*.cu")}
+    files = sorted(path.relative_to(KERNELS).as_posix() for path in KERNELS.rglob("*.cu"))
+    return dict.fromkeys(ROWS, "+".join(source_hash(file) for file in files))

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Annotated, Optional
@@ -10,7 +11,6 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from experiments import doctor as doctoring
 from experiments import estimate, runner, store, tables
@@ -21,7 +21,8 @@ from experiments.words import UserError, nearest
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False,
                   help="Sweep attention kernels over shapes, check every result, keep what was measured.")
-console = Console()
+WIDE = 160  # columns where the output is not a terminal's, such as a log of continuous integration
+console = Console() if sys.stdout.isatty() else Console(width=WIDE)
 errors = Console(stderr=True)
 FAILED = ("incorrect", "compile_error", "cuda_error", "crash", "timeout")
 INTERRUPTED = 130
@@ -57,7 +58,7 @@ def _request(suite, machine, kernel, only, limit, lengths, batch) -> runner.Requ
 @app.command("list")
 def list_suites() -> None:
     """Name the suites and the questions they answer."""
-    table = Table(title="Suites", title_justify="left")
+    table = tables.new_table("Suites")
     for head in ("suite", "question", "claims"):
         table.add_column(head)
     for name in suite_names():
@@ -73,18 +74,18 @@ def plan(suite: SuiteName, machine: MachineName = "best", kernel: KernelPaths = 
     request = _request(suite, machine, kernel, only, limit, lengths, batch)
     found, chosen, cases = runner.plan(request)
     cases = estimate.with_estimates(cases, chosen, found.repeat)
-    table = Table(title=f"{found.title}, on the {chosen} machine", caption="times are estimated, from cold",
-                  title_justify="left", caption_justify="left")
-    table.add_column("case")
-    names = [n for n in tables.PARAMETERS if any(c.params.get(n) is not None for c in cases)]
-    for name in names:
-        table.add_column(name)
-    table.add_column("estimated s", justify="right")
-    for case in cases:
-        cells = ("" if case.params.get(n) is None else escape(str(case.params[n])) for n in names)
-        table.add_row(case.case_id, *cells, f"{case.estimate_s:.1f}")
-    console.print(table)
-    console.print(f"{len(cases)} cases, estimated {_duration(sum(c.estimate_s for c in cases))} in all")
+    seconds = {case.case_id: case.estimate_s for case in cases}
+    console.print(f"{found.title}, on the {chosen} machine", highlight=False)
+    for family, rows in tables.families([{**c.params, "case_id": c.case_id} for c in cases]).items():
+        names, fixed = tables.split_parameters(rows)
+        table = tables.new_table(family, fixed)
+        table.add_column("case", no_wrap=True)
+        tables.add_parameters(table, names)
+        table.add_column("estimated\ns", justify="right", no_wrap=True)
+        for row in rows:
+            table.add_row(row["case_id"], *tables.parameter_cells(row, names), f"{seconds[row['case_id']]:.1f}")
+        console.print(table)
+    console.print(f"{len(cases)} cases, estimated {_duration(sum(c.estimate_s for c in cases))} in all, from cold")
 
 
 def _duration(seconds: float) -> str:
@@ -191,7 +192,9 @@ def show(run: Annotated[Optional[Path], typer.Argument(help="A run's folder, or 
 def _show(loaded: store.Loaded, manifest: dict) -> None:
     frame = loaded.frame
     devices = ", ".join(sorted(str(d) for d in frame["device"].dropna().unique()))
-    console.print(tables.results(frame, f"{manifest.get('title', 'Run')} ({devices})" if devices else "Run"))
+    title = manifest.get("title", "Run")
+    for table in tables.results(frame, f"{title} ({devices})" if devices else title):
+        console.print(table)
     if (bad := tables.problems(frame)) is not None:
         console.print(bad)
     counts = Counter(str(s) for s in frame["status"])
@@ -203,7 +206,7 @@ def _show(loaded: store.Loaded, manifest: dict) -> None:
 @app.command()
 def doctor() -> None:
     """Say what works here, what does not, and what to do about it."""
-    table = Table(title="This machine", title_justify="left")
+    table = tables.new_table("This machine")
     for head in ("what", "", "detail", "what to do"):
         table.add_column(head, overflow="fold")
     found = doctoring.checks()

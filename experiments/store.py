@@ -10,7 +10,7 @@ import errno
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -347,10 +347,21 @@ def _to_frame(tables: list[pa.Table]) -> pd.DataFrame:
     return pa.concat_tables([empty, *tables]).to_pandas(types_mapper=pd.ArrowDtype).reset_index(drop=True)
 
 
-def stale(frame: pd.DataFrame, hashes: set[str]) -> pd.Series:
-    """Whether each row was made by a source that is not among today's `hashes`; rows without one are not stale.
+def stale(frame: pd.DataFrame, hashes: Mapping[str, str]) -> pd.Series:
+    """Whether each row was made by a source that its kernel no longer has.
 
-    A row whose kernel launches several files carries their hashes joined by "+".
+    Parameters
+    ----------
+    frame : pandas.DataFrame
+        Rows as `read_runs` gives them; a row whose kernel launches several files has their hashes joined by "+".
+    hashes : mapping
+        Kernel → the hashes it may have today, joined by "+". Rows of other kernels, or without a hash, are not stale.
+
+    Returns
+    -------
+    pandas.Series of bool
     """
-    old = [pd.notna(was) and not set(was.split("+")) <= hashes for was in frame["source_hash"]]
+    today = {kernel: set(joined.split("+")) for kernel, joined in hashes.items()}
+    pairs = zip(frame["kernel"], frame["source_hash"])
+    old = [kernel in today and pd.notna(was) and not set(was.split("+")) <= today[kernel] for kernel, was in pairs]
     return pd.Series(old, index=frame.index, dtype=bool)
