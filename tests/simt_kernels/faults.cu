@@ -42,8 +42,8 @@ KERNEL(32, 1) half_warp_leaves(int* g_out) {
 }
 
 KERNEL(32, 1) half_warp_waits(int* g_out) {
-  if (lane_id() < 16) store_global(g_out + lane_id(), shuffle(lane_id(), 3));
-  block_sync();
+  if (lane_id() < 16) store_global(g_out + lane_id(), shuffle(lane_id(), 3));  // half of them come
+  block_sync();  // the other half
 }
 
 KERNEL(32, 1) not_in_mask(int* g_out) { __ballot_sync(0x0000ffffu, true); }

@@ -1,0 +1,273 @@
+"""What kernels must not do: each planted fault is reported in one message that says what, who and where."""
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cuattn.compile import build
+from cuattn.cpu import CpuMachine, ScheduleError, check_schedules
+from cuattn.machine import DeviceError
+
+SOURCE = Path(__file__).parent / "simt_kernels" / "faults.cu"
+
+
+@lru_cache
+def line_of(text: str) -> int:
+    """The number of the only line of faults.cu that holds the text."""
+    lines = [i for i, line in enumerate(SOURCE.read_text().splitlines(), 1) if text in line]
+    assert len(lines) == 1, (text, lines)
+    return lines[0]
+
+
+@pytest.fixture(scope="module")
+def machine():
+    made = CpuMachine(workers=1, step_limit=1 << 22)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def arrays(machine):
+    """64 ordinary numbers, and an output to poison."""
+    return machine.upload(np.arange(128, dtype=np.float32)), machine.empty(64, np.float32)
+
+
+def launch(machine, entry, grid=1, block=32, smem=0, **args):
+    values = [
+        (name, machine.tensor(v) if isinstance(v, np.ndarray) else np.int32(v) if isinstance(v, int) else v)
+        for name, v in args.items()
+    ]
+    machine.launch(build(str(SOURCE), entry, {}, "cpu"), grid, block, smem, values)
+
+
+def message(machine, entry, **options) -> str:
+    """The error of a launch that must fail."""
+    with pytest.raises(DeviceError) as caught:
+        launch(machine, entry, **options)
+    text = str(caught.value)
+    assert text.startswith(f"{entry}: ")
+    return text
+
+
+# ---- missing synchronisation
+
+
+def test_missing_barrier_before_a_read_shows_as_nan(machine, arrays):
+    x, out = arrays
+    for order in ("forward", "reverse"):
+        machine.poison(out)
+        with machine.schedule(order=order):
+            launch(machine, "no_barrier_before_read", block=64, smem=256, g_in=x[:64], g_out=out)
+        assert np.isnan(out).any()
+
+
+def test_missing_wait_shows_as_nan_in_late_mode(machine, arrays):
+    x, out = arrays
+    launch(machine, "no_wait", block=64, smem=256, g_in=x[:64], g_out=out)
+    assert np.isnan(out).all()
+    with machine.schedule(async_copies="eager"):
+        launch(machine, "no_wait", block=64, smem=256, g_in=x[:64], g_out=out)
+    np.testing.assert_array_equal(out, x[:64])
+
+
+def test_missing_barrier_before_an_overwrite_depends_on_the_schedule(machine, arrays):
+    x, out = arrays
+    with pytest.raises(ScheduleError) as caught:
+        check_schedules(
+            machine,
+            lambda: launch(machine, "no_barrier_before_overwrite", block=64, smem=256, g_in=x, g_out=out),
+            {"out": out},
+        )
+    text = str(caught.value)
+    assert re.match(r"out depends on the schedule: forward order with late copies and reverse order .* differ at \(\d+,\)", text)
+    assert "a barrier is missing before an overwrite" in text
+
+
+def test_divergent_barrier_names_both_lines(machine, arrays):
+    text = message(machine, "divergent", block=64, g_out=arrays[1])
+    assert "divergent __syncthreads: 32 threads wait in the one at" in text
+    assert f"faults.cu:{line_of('one of two')} " in text
+    assert text.endswith(f"faults.cu:{line_of('two of two')}")
+
+
+def test_half_warp_shuffle_with_a_full_mask(machine):
+    out = machine.empty(32, np.int32)
+    text = message(machine, "half_warp_leaves", g_out=out)
+    assert "a thread exited while lanes 0000ffff of its warp wait for it in a shuffle (mask ffffffff)" in text
+    text = message(machine, "half_warp_waits", g_out=out)
+    assert "deadlock in block (0,0,0): every live thread waits" in text
+    assert f"lanes 0000ffff wait at faults.cu:{line_of('half of them come')} in a shuffle for lanes ffff0000" in text
+    assert f"lanes ffff0000 wait at faults.cu:{line_of('the other half')} in __syncthreads, which has 16 of 32" in text
+
+
+@pytest.mark.parametrize("entry, text", [
+    ("not_in_mask", "a ballot with mask 0000ffff, which does not name the calling lane 16"),
+    ("different_kinds", "__syncwarp meets a shuffle of other lanes of its warp (mask ffffffff)"),
+    ("shuffle_from_outside", "shuffle from lane 20, which is not in the mask 0000ffff"),
+    ("barrier_counts", "named barrier 3 for 32 threads, but faults.cu:"),
+])
+def test_misuse_of_collectives(machine, entry, text):
+    out = machine.empty(32, np.int32)
+    assert text in message(machine, entry, block=64 if entry == "barrier_counts" else 32, g_out=out)
+
+
+# ---- memory
+
+
+def test_out_of_bounds_names_buffer_offset_thread_and_line(machine):
+    x, out = machine.empty((40, 4), np.float32), machine.empty((32, 4), np.float32)
+    line = line_of("load_global(g_in + at + threadIdx.x)")
+    launch(machine, "read_past_end", g_in=x, g_out=out, at=8)
+    text = message(machine, "read_past_end", g_in=x, g_out=out, at=35)
+    assert text == (
+        "read_past_end: read of 16 bytes at byte 640 of g_in, which has 640; "
+        f"thread (5,0,0) of block (0,0,0) at faults.cu:{line}"
+    )
+    text = message(machine, "write_past_end", g_out=x, at=10)
+    assert "write of 4 bytes at byte -4 of g_out, which has 640; thread (11,0,0) of block (0,0,0) at faults.cu:" in text
+    text = message(machine, "copy_past_end", smem=512, g_in=x, g_out=out, at=40)
+    assert "read of 16 bytes at byte 640 of g_in, which has 640; thread (0,0,0)" in text
+
+
+def test_the_view_that_was_passed_is_the_bound(machine):
+    x, out = machine.empty((40, 4), np.float32), machine.empty((32, 4), np.float32)
+    assert "at byte 512 of g_in, which has 512" in message(machine, "read_past_end", g_in=x[:32], g_out=out, at=1)
+
+
+def test_misaligned_vector_access(machine, arrays):
+    text = message(machine, "misaligned", g_in=arrays[0], g_out=arrays[1])
+    assert "misaligned read of 16 bytes at byte 4 of g_in" in text and "at faults.cu:" in text
+    assert "misaligned write of 16 bytes at byte 4 of shared memory" in message(
+        machine, "shared_misaligned", smem=512, g_out=arrays[1]
+    )
+
+
+def test_shared_memory_has_bounds(machine, arrays):
+    text = message(machine, "shared_past_end", smem=100, g_out=arrays[1])
+    assert "read of 4 bytes at byte 104 of shared memory, which has 100; thread (13,0,0)" in text
+    assert "access past the end of shared memory, which has 100 bytes" in message(
+        machine, "raw_past_shared", smem=100, g_out=arrays[1]
+    )
+
+
+def test_raw_dereference_is_a_report_and_nothing_is_lost(machine, arrays):
+    x, out = arrays
+    launch(machine, "no_wait", block=64, smem=256, g_in=x[:64], g_out=out)
+    process = machine._processes[0].process.pid
+    text = message(machine, "raw_read", g_in=x, g_out=out)
+    assert "raw dereference of device memory, byte 20 of g_in, which has 512; use the functions of prim/gmem.cuh" in text
+    assert text.endswith("; thread (0,0,0) of block (0,0,0)")
+    text = message(machine, "raw_write", g_out=out)
+    assert "byte 28 of g_out" in text
+    np.testing.assert_array_equal(x, np.arange(128))
+    launch(machine, "no_wait", block=64, smem=256, g_in=x[:64], g_out=out)
+    assert machine._processes[0].process.pid != process
+
+
+@pytest.mark.parametrize("entry, args, text", [
+    ("null_pointer", {"g_null": np.uint64(0)}, "dereference of a null pointer (address 0x0)"),
+    ("null_pointer", {"g_null": np.uint64(0x123456789000)}, "dereference of a wild pointer (address 0x123456789000)"),
+    ("null_argument", {"g_null": np.uint64(0)}, "write of 4 bytes of global memory at 0, which is not a device address"),
+    ("stack_overflow", {"depth": 100000}, "stack overflow: the thread's local arrays and calls need more than 262144"),
+])
+def test_faults(machine, entry, args, text):
+    assert text in message(machine, entry, g_out=machine.empty(32, np.int32), **args)
+
+
+def test_deep_stacks_fit(machine):
+    out = machine.empty(32, np.int32)
+    launch(machine, "stack_overflow", g_out=out, depth=500)
+
+
+def test_trap_and_division(machine):
+    out = machine.empty(32, np.int32)
+    line = line_of("the table names page 9 of 4")
+    text = message(machine, "trapped", g_out=out)
+    assert text == f"trapped: the table names page 9 of 4; thread (5,0,0) of block (0,0,0) at faults.cu:{line}"
+    launch(machine, "divide", g_out=out, by=2)
+    if sys.platform == "linux" and os.uname().machine == "x86_64":
+        assert "integer division by zero" in message(machine, "divide", g_out=out, by=0)
+
+
+# ---- time and processes
+
+
+def test_waiting_for_another_block_is_caught(machine):
+    flag = machine.upload(np.zeros(1, np.int32))
+    text = message(machine, "spin", grid=2, g_flag=flag)
+    assert "block (0,0,0) took more than 4194304 steps" in text and "blocks run one after another" in text
+    with machine.schedule(order="reverse"):
+        launch(machine, "spin", grid=2, g_flag=flag)
+    assert flag[0] == 1
+
+
+def test_waiting_for_another_thread_of_the_block_works(machine):
+    flag, out = machine.upload(np.zeros(1, np.int32)), machine.upload(np.zeros(1, np.int32))
+    launch(machine, "spin_in_block", block=64, g_flag=flag, g_out=out)
+    assert out[0] == 1
+
+
+def test_a_killed_process_is_an_error_and_the_next_launch_works(arrays):
+    machine = CpuMachine(workers=1, step_limit=1 << 40)
+    flag = machine.upload(np.zeros(1, np.int32))
+    threading.Timer(0.3, os.kill, (machine._processes[0].process.pid, signal.SIGKILL)).start()
+    with pytest.raises(DeviceError, match=r"process was killed \(signal 9\), likely out of memory"):
+        launch(machine, "spin", grid=2, g_flag=flag)
+    flag[0] = 1
+    launch(machine, "spin", grid=2, g_flag=flag)
+    machine.close()
+
+
+SPINNER = """
+    import numpy as np
+    from cuattn.compile import build
+    from cuattn.cpu import CpuMachine
+    machine = CpuMachine(workers=1, step_limit=1 << 40)
+    flag = machine.upload(np.zeros(1, np.int32))
+    print(machine._processes[0].process.pid, flush=True)
+    try:
+        machine.launch(build({source!r}, "spin", {{}}, "cpu"), 2, 32, 0, [("g_flag", machine.tensor(flag))])
+    except KeyboardInterrupt:
+        flag[0] = 1
+        machine.launch(build({source!r}, "spin", {{}}, "cpu"), 2, 32, 0, [("g_flag", machine.tensor(flag))])
+        print("interrupted", flush=True)
+"""
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL])
+def test_children_end_with_an_interrupt_and_with_their_parent(machine, sent):
+    build(str(SOURCE), "spin", {}, "cpu")
+    parent = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(SPINNER).format(source=str(SOURCE))],
+        cwd=SOURCE.parents[2], stdout=subprocess.PIPE, text=True,
+    )
+    child = int(parent.stdout.readline())
+    time.sleep(0.7)
+    assert alive(child)
+    parent.send_signal(sent)
+    rest = parent.communicate(timeout=20)[0]
+    if sent == signal.SIGINT:
+        assert rest == "interrupted\n" and parent.returncode == 0
+    deadline = time.monotonic() + 10
+    while alive(child) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not alive(child)
