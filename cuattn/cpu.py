@@ -1,11 +1,10 @@
-"""The CPU machine: runs kernels' `.cu` files, built by a C++ compiler, and counts what they do. It models no time.
+"""The CPU machine: runs kernels' `.cu` files, built by a C++ compiler, and counts what they do; it models no time.
 
-The kernels run in child processes (`cpu_child.py`), so a fault in one is an exception here and nothing is lost: arrays
-live in an arena that parent and children share. Several children share the blocks of a launch.
+The kernels run in child processes (`cpu_child.py`), so a fault in one is an exception here and nothing is lost:
+arrays live in an arena that parent and children share. Several children share the blocks of a launch.
 """
 from __future__ import annotations
 
-import atexit
 import json
 import os
 import struct
@@ -27,7 +26,7 @@ from cuattn.cpu_arena import POISON, Arena
 from cuattn.devices import CPU
 from cuattn.machine import Counters, DeviceError, MachineUnavailable, Tensor, pack
 
-WINDOWS = (0x1000_0000_0000, 0x0600_0000_0000, 0x20_0000_0000)  # where device addresses may lie: far from everything else
+WINDOWS = (0x1000_0000_0000, 0x0600_0000_0000, 0x20_0000_0000)  # where device addresses may lie, far from all else
 MAX_WORKERS = 8
 STEP_LIMIT = 1 << 30
 
@@ -72,7 +71,8 @@ class _Worker:
         command = [sys.executable, "-S", "-E", str(Path(cpu_child.__file__).resolve())]
         command += [str(n) for n in (arena.fd, arena.size, window, os.getpid())]
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr, pass_fds=(arena.fd,), bufsize=0
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr, pass_fds=(arena.fd,),
+            bufsize=0,
         )
 
     def send(self, request: dict) -> None:
@@ -123,10 +123,11 @@ class CpuMachine:
     order, seed, async_copies
         See `Schedule`.
     workers : int, optional
-        Processes that share the blocks of a launch. Default: $CUATTN_CPU_WORKERS, else the CPUs there are, at most 8.
+        Processes that share the blocks of a launch. Default: $CUATTN_CPU_WORKERS, else the CPUs there are, at
+        most 8.
     step_limit : int, optional
-        Steps (loads, atomics and waits) after which a block is taken to wait forever. Default: $CUATTN_CPU_STEP_LIMIT,
-        else 2³⁰.
+        Steps (loads, atomics and waits) after which a block is taken to wait forever. Default:
+        $CUATTN_CPU_STEP_LIMIT, else 2³⁰.
 
     Raises
     ------
@@ -144,21 +145,23 @@ class CpuMachine:
         self.device = CPU
         self.counters = Counters()  # of all launches so far
         try:
-            self.arena = Arena()
+            self.arena = Arena.largest()
         except OSError as error:
             raise MachineUnavailable(f"the CPU machine cannot map its memory: {error}") from error
         self._window = None
         self._processes: list[_Worker] = []
         self._lock = threading.RLock()
         self._pid = os.getpid()
-        self._finalizer = weakref.finalize(self, _stop_all, self._processes)
-        atexit.register(self._finalizer)
+        weakref.finalize(self, _stop_all, self._processes)
         self._start(1)  # also settles where device addresses lie
 
     # ---- memory
 
     def empty(self, shape, dtype, poison: bool = True) -> np.ndarray:
-        """An array kernels can use, every byte 0xFF (NaN); with `poison=False` zero and without memory until touched."""
+        """An array kernels can use, every byte 0xFF (NaN).
+
+        With `poison=False` it is zero, and takes memory only where it is touched.
+        """
         return self.arena.allocate(shape, _dtype(dtype), poison)
 
     def upload(self, array: np.ndarray) -> np.ndarray:
@@ -174,7 +177,7 @@ class CpuMachine:
 
     def poison(self, array: np.ndarray) -> None:
         """Refills every element with 0xFF bytes."""
-        array[...] = np.frombuffer(bytes([POISON]) * array.dtype.itemsize, array.dtype)[0]
+        array.view(f"u{array.itemsize}")[...] = int.from_bytes(bytes([POISON]) * array.itemsize, "little")
 
     def owns(self, array) -> bool:
         """Whether kernels of this machine can use the array."""
@@ -193,14 +196,20 @@ class CpuMachine:
         """
         if not self.owns(array):
             what = f"one at {array.ctypes.data:#x}" if isinstance(array, np.ndarray) else type(array).__name__
-            raise ValueError(f"array: expected one of this CPU machine, got {what}; use machine.upload or machine.empty")
+            raise ValueError(
+                f"array: expected one of this CPU machine, got {what}; use machine.upload or machine.empty"
+            )
         if any(stride % array.itemsize for stride in array.strides):
             raise ValueError(
-                f"array: expected strides in whole elements of {array.itemsize} bytes, got {array.strides} bytes; copy it"
+                f"array: expected strides in whole elements of {array.itemsize} bytes, got {array.strides} bytes; "
+                "copy it"
             )
-        strides = [0 if size == 1 else stride // array.itemsize for size, stride in zip(array.shape, array.strides)]
+        pairs = zip(array.shape, array.strides)
+        strides = [0 if size == 1 else stride // array.itemsize for size, stride in pairs]
         if strides and array.shape[-1] > 1 and strides[-1] != 1:
-            raise ValueError(f"array: expected a contiguous last dimension, got stride {strides[-1]}; copy it")
+            raise ValueError(
+                f"array: expected a contiguous last dimension, got stride {strides[-1]}; copy it"
+            )
         if strides:
             strides[-1] = 1
         address = self._window + array.ctypes.data - self.arena.base
@@ -260,7 +269,8 @@ class CpuMachine:
         """
         grid, block = _three("grid", grid), _three("block", block)
         request = {
-            "path": os.path.abspath(built.path), "entry": built.entry, "grid": grid, "block": block, "smem_bytes": int(smem_bytes),
+            "path": os.path.abspath(built.path), "entry": built.entry,
+            "grid": grid, "block": block, "smem_bytes": int(smem_bytes),
             "args": [data.hex() for _, data in pack(args)],
             "extents": [(name, *v.extent) for name, v in args if isinstance(v, Tensor) and 0 not in v.shape],
             "order": self.schedule_now.order, "seed": self.schedule_now.seed,
@@ -305,7 +315,8 @@ class CpuMachine:
                 self._processes += fresh
                 self._window = window
                 return
-            reasons += [payload.decode(errors="replace") for kind, payload in replies if kind != cpu_child.OK][:1]
+            bad = [payload for kind, payload in replies if kind != cpu_child.OK]
+            reasons.append(bad[0].decode(errors="replace"))
             _stop_all(fresh)
         raise MachineUnavailable(f"the CPU machine's process does not start: {'; '.join(reasons)}")
 
@@ -339,7 +350,9 @@ def _three(name: str, extents) -> tuple[int, int, int]:
     given = (extents,) if isinstance(extents, (int, np.integer)) else tuple(extents)
     sizes = tuple(int(n) for n in given) + (1,) * (3 - len(given))
     if len(sizes) != 3 or min(sizes) < 1:
-        raise ValueError(f"{name}: expected up to three sizes of at least 1, got {extents}; launch nothing for an empty problem")
+        raise ValueError(
+            f"{name}: expected up to three sizes of at least 1, got {extents}; launch nothing for an empty problem"
+        )
     return sizes
 
 

@@ -1,19 +1,21 @@
 """The CPU machine's memory: one sparse shared file from which arrays are cut.
 
-Parent and children map the same file, so nothing is copied at a launch, and the data survives a child that faults.
-Memory is given out in pages; what is freed returns to the system at once.
+Parent and children map the same file, so nothing is copied at a launch, and the data survives a child that
+faults. Memory is given out in pages; what is freed returns to the system at once.
 """
 from __future__ import annotations
 
 import mmap
 import os
 import tempfile
+import threading
 import weakref
 from bisect import bisect_left
+from collections import deque
 
 import numpy as np
 
-ARENA_BYTES = 1 << 36  # sparse: what is never touched costs nothing
+ARENA_BYTES = (1 << 36, 1 << 34, 1 << 32)  # the first that can be mapped; what is never touched costs nothing
 POISON = 0xFF  # every byte of fresh memory; NaN in float16, bfloat16 and float32
 
 
@@ -45,15 +47,40 @@ class Arena:
         Bytes of address space, a multiple of the page size.
     """
 
-    def __init__(self, size: int = ARENA_BYTES):
+    def __init__(self, size: int):
         self.size = size
         self.fd = _sparse_file(size)
+        weakref.finalize(self, os.close, self.fd)
         self._map = mmap.mmap(self.fd, size)
         self._bytes = np.frombuffer(self._map, np.uint8)
         self.base = self._bytes.ctypes.data
-        self.used = 0  # bytes handed out, in whole pages
         self._free = [(0, size)]  # (offset, size), by offset, no two adjacent
-        weakref.finalize(self, os.close, self.fd)
+        self._lock = threading.Lock()
+        # NOTE: a finalizer may run in the middle of anything, `_take` included, so it only leaves a note.
+        self._returned: deque[tuple[int, int]] = deque()
+
+    @classmethod
+    def largest(cls) -> Arena:
+        """The largest arena this system can map.
+
+        Raises
+        ------
+        OSError
+            If it cannot map the smallest.
+        """
+        for size in ARENA_BYTES:
+            try:
+                return cls(size)
+            except OSError as error:
+                reason = error
+        raise reason
+
+    @property
+    def used(self) -> int:
+        """Bytes handed out, in whole pages."""
+        with self._lock:
+            self._merge_returned()
+            return self.size - sum(room for _, room in self._free)
 
     def allocate(self, shape, dtype, poison: bool = True) -> np.ndarray:
         """An array in the arena; its memory returns when the last view of it is gone.
@@ -77,42 +104,53 @@ class Arena:
         nbytes = dtype.itemsize
         for n in shape:
             nbytes *= n
-        offset, taken = self._take(_up(max(nbytes, 1), mmap.PAGESIZE))
-        raw = np.frombuffer(self._map, np.uint8, nbytes, offset) if nbytes else self._bytes[offset:offset]
-        if not nbytes:
-            raw = raw.view()  # an empty array owns nothing and needs no place
-            self._give(offset, taken)
+        if nbytes:
+            raw = self._cut(nbytes)
         else:
-            weakref.finalize(raw, self._give, offset, taken).atexit = False
+            raw = self._bytes[:0]  # an empty array needs no place
         if poison:
             raw[...] = POISON
         return raw.view(dtype).reshape(shape)
+
+    def _cut(self, nbytes: int) -> np.ndarray:
+        size = _up(nbytes, mmap.PAGESIZE)
+        with self._lock:
+            self._merge_returned()
+            offset = self._take(size)
+        raw = np.frombuffer(self._map, np.uint8, nbytes, offset)
+        weakref.finalize(raw, self._give, offset, size).atexit = False
+        return raw
 
     def owns(self, array: np.ndarray) -> bool:
         """Whether all of the array's memory lies in the arena."""
         low, high = np.lib.array_utils.byte_bounds(array)
         return self.base <= low and high <= self.base + self.size
 
-    def _take(self, size: int) -> tuple[int, int]:
+    def _take(self, size: int) -> int:
         for i, (offset, room) in enumerate(self._free):
             if room >= size:
                 self._free[i : i + 1] = [(offset + size, room - size)] if room > size else []
-                self.used += size
-                return offset, size
+                return offset
+        used = self.size - sum(room for _, room in self._free)
         raise OutOfMemory(
-            f"the CPU machine has no free range of {size} bytes ({self.used} of {self.size} are in use); free some arrays"
+            f"the CPU machine has no free range of {size} bytes ({used} of {self.size} are in use); "
+            "free some arrays"
         )
 
     def _give(self, offset: int, size: int) -> None:
         if hasattr(mmap, "MADV_REMOVE"):
-            self._map.madvise(mmap.MADV_REMOVE, offset, size)  # punches a hole: the pages go, and read as zero
+            self._map.madvise(mmap.MADV_REMOVE, offset, size)  # a hole: the pages go, and read as zero
         else:
             self._bytes[offset : offset + size] = 0
-        self.used -= size
-        i = bisect_left(self._free, (offset, 0))
-        if i < len(self._free) and self._free[i][0] == offset + size:
-            size += self._free.pop(i)[1]
-        if i and sum(self._free[i - 1]) == offset:
-            i -= 1
-            offset, size = self._free[i][0], self._free.pop(i)[1] + size
-        self._free.insert(i, (offset, size))
+        self._returned.append((offset, size))
+
+    def _merge_returned(self) -> None:
+        while self._returned:
+            offset, size = self._returned.popleft()
+            i = bisect_left(self._free, (offset, 0))
+            if i < len(self._free) and self._free[i][0] == offset + size:
+                size += self._free.pop(i)[1]
+            if i and sum(self._free[i - 1]) == offset:
+                i -= 1
+                offset, size = self._free[i][0], self._free.pop(i)[1] + size
+            self._free.insert(i, (offset, size))

@@ -1,9 +1,9 @@
 """One process of the CPU machine: maps the parent's arena, loads kernels and runs its share of their blocks.
 
-Run by path, with the standard library alone, so that it starts in a few hundredths of a second. A fault in a kernel ends this process and
-nothing else. Requests come on stdin: a 4-byte length and JSON. Replies go to what stdout was: a kind, a 4-byte
-length and bytes; kind OK carries the counters, ERROR a kernel's message, and FAULT is written by the fault handler in
-`kernels_cu/simt/fault.h` just before the process ends.
+Run by path, with the standard library alone, so that it starts in a few hundredths of a second. A fault in a
+kernel ends this process and nothing else. Requests come on stdin: a 4-byte length and JSON. Replies go to what
+stdout was: a kind, a 4-byte length and bytes. OK carries the counters, ERROR a kernel's message; FAULT is
+written by the fault handler in `kernels_cu/simt/fault.h` just before the process ends.
 """
 import ctypes
 import json
@@ -46,6 +46,7 @@ class Launch(ctypes.Structure):
         ("window", ctypes.c_uint64),
         ("window_bytes", ctypes.c_uint64),
         ("window_to_memory", ctypes.c_int64),
+        ("resources", ctypes.c_void_p),
         ("step_limit", ctypes.c_uint64),
     ]
 
@@ -60,7 +61,8 @@ def map_memory(address, size, protection, flags, fd):
     """mmap(2) itself, because the mmap module can neither choose an address nor map without access."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64]
+    number = ctypes.c_int
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, number, number, number, ctypes.c_int64]
     got = libc.mmap(address, size, protection, flags, fd, 0)
     if got in (None, ctypes.c_void_p(-1).value):
         raise OSError(ctypes.get_errno(), f"cannot map {size} bytes: {os.strerror(ctypes.get_errno())}")
@@ -79,31 +81,35 @@ class Child:
             raise OSError(f"address {window:#x} is taken")
         self.window, self.size = window, size
         self.entries = {}
+        self.resources = (ctypes.c_uint64 * 16)()  # simt::Resources, which the kernels' libraries keep in order
 
     def entry(self, path, name):
         if (path, name) not in self.entries:
             function = getattr(ctypes.CDLL(path), "simt_launch_" + name)
-            function.argtypes = [ctypes.POINTER(Launch), ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(Report)]
+            pointer = ctypes.POINTER
+            function.argtypes = [pointer(Launch), pointer(ctypes.c_void_p), pointer(Report)]
             self.entries[path, name] = function
         return self.entries[path, name]
 
     def launch(self, request):
         """Runs a launch; returns (kind, payload)."""
         function = self.entry(request["path"], request["entry"])
-        buffers = [ctypes.create_string_buffer(bytes.fromhex(text), len(text) // 2 + 16) for text in request["args"]]
+        arguments = [bytes.fromhex(text) for text in request["args"]]
+        buffers = [ctypes.create_string_buffer(data, len(data) + 16) for data in arguments]
         aligned = [self._aligned(buffer) for buffer in buffers]
-        arguments = (ctypes.c_void_p * max(len(aligned), 1))(*aligned)
+        pointers = (ctypes.c_void_p * max(len(aligned), 1))(*aligned)
         extents = (Extent * max(len(request["extents"]), 1))(
             *((first, end, name.encode()) for name, first, end in request["extents"])
         )
         launch = Launch(
             request["entry"].encode(), tuple(request["grid"]), tuple(request["block"]), request["smem_bytes"],
-            extents, len(request["extents"]), ORDERS.index(request["order"]), request["seed"], request["copies_late"],
-            request["worker"], request["workers"], self.reply_fd, self.window, self.size, self.memory - self.window,
-            request["step_limit"],
+            extents, len(request["extents"]), ORDERS.index(request["order"]), request["seed"],
+            request["copies_late"], request["worker"], request["workers"], self.reply_fd,
+            self.window, self.size, self.memory - self.window,
+            ctypes.addressof(self.resources), request["step_limit"],
         )
         report = Report()
-        if function(ctypes.byref(launch), arguments, ctypes.byref(report)):
+        if function(ctypes.byref(launch), pointers, ctypes.byref(report)):
             return ERROR, report.message
         return OK, struct.pack(f"<{COUNTERS}Q", *report.counters)
 

@@ -1,6 +1,7 @@
 """The CPU machine: threads that meet, counters to the byte, schedules, and its memory."""
 from __future__ import annotations
 
+import mmap
 import threading
 from functools import lru_cache
 from pathlib import Path
@@ -225,8 +226,8 @@ def test_fresh_memory_is_nan_and_returns(forward):
 
 
 def test_arena_joins_what_is_freed():
-    arena = Arena(1 << 20)
-    page = 4096 if arena.size else 0
+    arena = Arena(256 * mmap.PAGESIZE)
+    page = mmap.PAGESIZE
     parts = [arena.allocate(page * 16, np.uint8) for _ in range(16)]
     with pytest.raises(OutOfMemory, match="no free range"):
         arena.allocate(1, np.uint8)
@@ -236,7 +237,7 @@ def test_arena_joins_what_is_freed():
     with pytest.raises(OutOfMemory):
         arena.allocate(page * 64, np.uint8)
     parts.clear()
-    assert arena.allocate(1 << 20, np.uint8, poison=False).nbytes == 1 << 20
+    assert arena.allocate(arena.size, np.uint8, poison=False).nbytes == arena.size
 
 
 def test_tensors(forward):

@@ -56,7 +56,7 @@ struct FaultText {
 
 inline void describe_fault(FaultText& text, int signal, uintptr_t address) {
   const Launch& launch = machine.launch;
-  uintptr_t shared_guard = reinterpret_cast<uintptr_t>(machine.shared_end);
+  uintptr_t shared_guard = reinterpret_cast<uintptr_t>(launch.resources->shared_end);
   if (signal == SIGFPE) {
     text << "integer division by zero";
   } else if (signal == SIGILL) {
@@ -69,7 +69,7 @@ inline void describe_fault(FaultText& text, int signal, uintptr_t address) {
       text.number(e->end - e->first);
     }
     text << "; use the functions of prim/gmem.cuh";
-  } else if (machine.stacks.guard_of(address) >= 0) {
+  } else if (launch.resources->stacks.guard_of(address) >= 0) {
     text << "stack overflow: the thread's local arrays and calls need more than ";
     text.number(StackPool::STACK_BYTES) << " bytes";
   } else if (address - shared_guard < 65536) {

@@ -87,12 +87,12 @@ inline void* fiber_start(char* stack_top, void (*fn)(void*), void* argument) {
 
 namespace simt {
 
-/// Stacks for the threads of a block, each with a guard page below it. Grows, never shrinks, lives as long as the process.
+/// Stacks for the threads of a block, each with a guard page below it. Grows, never shrinks.
 struct StackPool {
   static constexpr size_t STACK_BYTES = 256 * 1024;
-  char* base = nullptr;
-  size_t guard_bytes = 0;
-  int count = 0;
+  char* base;
+  size_t guard_bytes;
+  int count;
 
   size_t stride() const { return STACK_BYTES + guard_bytes; }
 

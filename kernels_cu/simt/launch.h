@@ -81,7 +81,7 @@ inline void set_up_block(uint64_t linear) {
       fiber.lane = int(lanes[slot]);
       fiber.slot_bit = 1u << slot;
       fiber.copies.count = fiber.copies.groups = 0;
-      fiber.stack_pointer = fiber_start(machine.stacks.top(w * LANES + slot), fiber_main, nullptr);
+      fiber.stack_pointer = fiber_start(launch.resources->stacks.top(w * LANES + slot), fiber_main, nullptr);
       warp.ready |= fiber.slot_bit;
       warp.live |= 1u << fiber.lane;
     }
@@ -99,17 +99,17 @@ inline void run_block(uint64_t linear) {
   ++machine.counters.blocks;
 }
 
-inline bool reserve_shared(size_t bytes, size_t page) {
+inline bool reserve_shared(Resources& resources, size_t bytes, size_t page) {
   size_t rounded = (bytes + 1023) & ~size_t(1023);
-  if (!machine.shared_end || rounded > machine.shared_capacity) {
+  if (!resources.shared_end || rounded > resources.shared_capacity) {
     size_t capacity = (rounded + page - 1) / page * page;
     void* p = mmap(nullptr, capacity + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED) return false;
-    machine.shared_end = static_cast<char*>(p) + capacity;  // the smaller one before it is left mapped: it happens rarely
-    machine.shared_capacity = capacity;
-    if (mprotect(machine.shared_end, page, PROT_NONE) != 0) return false;
+    resources.shared_end = static_cast<char*>(p) + capacity;  // a smaller one before it stays mapped: that is rare
+    resources.shared_capacity = capacity;
+    if (mprotect(resources.shared_end, page, PROT_NONE) != 0) return false;
   }
-  machine.block.shared = machine.shared_end - rounded;
+  machine.block.shared = resources.shared_end - rounded;
   return true;
 }
 
@@ -135,7 +135,9 @@ inline bool prepare(const Launch& launch, Report& report) {
 #else
   size_t page = size_t(sysconf(30));  // _SC_PAGESIZE
 #endif
-  if (!machine.stacks.reserve(machine.block.warps * LANES, page) || !reserve_shared(launch.smem_bytes, page)) {
+  Resources& resources = *launch.resources;
+  if (!resources.stacks.reserve(machine.block.warps * LANES, page) ||
+      !reserve_shared(resources, launch.smem_bytes, page)) {
     say("%s: no memory for the stacks and the shared memory of a block", launch.kernel);
     return false;
   }
@@ -156,6 +158,11 @@ inline int run_grid(const Launch& launch, Report& report) {
   for (uint64_t i = uint64_t(launch.worker); i < blocks && !machine.failed; i += uint64_t(launch.workers))
     run_block(order ? order[i] : Order(launch.order) == Order::reverse ? blocks - 1 - i : i);
   free(order);
+  for (int w = 0; w < machine.block.warps; ++w)
+    for (Fiber& fiber : machine.block.warp[w].slots) {
+      free(fiber.copies.items), free(fiber.copies.group_ends);
+      fiber.copies = {};
+    }
   machine.counters.launches = launch.worker == 0;
   report.counters = machine.counters;
   return machine.failed;

@@ -50,6 +50,13 @@ struct Extent {
 
 enum class Order : int { forward, reverse, shuffle };
 
+/// What outlives a launch and serves every kernel of the process; the caller keeps it, all zero at first.
+struct Resources {
+  StackPool stacks;
+  char* shared_end;  // a guard page starts here
+  size_t shared_capacity;
+};
+
 /// One launch as the caller describes it; mirrored by cuattn/cpu_child.py.
 struct Launch {
   const char* kernel;
@@ -64,6 +71,7 @@ struct Launch {
   int32_t fault_fd;           // where a fault is reported before the process ends; -1 is stderr
   uint64_t window, window_bytes;  // device addresses: reserved, never mapped
   int64_t window_to_memory;       // added to a device address to reach the memory behind it
+  Resources* resources;
   uint64_t step_limit;            // steps a block may take; a step is a load, an atomic or a wait
 };
 
@@ -151,9 +159,6 @@ struct Machine {
   Report* report;
   Block block;
   dim3 block_dim, grid_dim;
-  StackPool stacks;
-  char* shared_end;          // a guard page starts here
-  size_t shared_capacity;
   void* main_stack_pointer;
   void (*entry)(void*);
   void* entry_arguments;
