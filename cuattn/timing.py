@@ -16,6 +16,7 @@ WARM_UP_LIMIT_S = 1.0
 SETTLED = 0.01  # relative change between the third and the last quarter of the warm-up's samples
 CLOCK_EVERY = 10  # samples between two looks at the SM clock
 EMPTY_SAMPLES = 21
+HOLD_MAX_US = 5e3  # a call whose host part takes longer is bound by the host, and its time may say so
 
 
 @dataclass(frozen=True)
@@ -68,17 +69,18 @@ def median_noise(samples) -> float:
     return float(0.93 * (q3 - q1) / median / len(samples) ** 0.5)
 
 
-def _sample(machine, call: Callable[[], object], cache: str) -> tuple[float, float]:
-    """One (device µs, host µs). Work ahead of the first event keeps the GPU busy while the host queues more.
+def _sample(machine, call: Callable[[], object], cache: str, hold_us: float) -> tuple[float, float]:
+    """One (device µs, host µs).
 
-    That work is the flush, or in a warm run the call itself; it hides host time of up to its own length. A
-    kernel that blocks the stream until the host is done would go in the same place.
+    The stream is held ahead of the first event while the host queues the call; else a short kernel would wait
+    for the host inside the window and the time be the host's.
     """
     start, stop = machine.event(), machine.event()
     if cache == "cold":
         machine.flush_l2()
     else:
         call()
+    machine.hold(hold_us)
     start.record()
     begin = time.perf_counter()
     call()
@@ -88,21 +90,28 @@ def _sample(machine, call: Callable[[], object], cache: str) -> tuple[float, flo
     return machine.elapsed_us(start, stop), host_s * 1e6
 
 
-def _warm_up(machine, call, cache: str, deadline: float) -> None:
-    """Call until times have settled and the clock had time to rise, or the limit has passed."""
-    begin, samples = time.perf_counter(), []
+def _hold_for(host_us: list[float]) -> float:
+    """How long to hold the stream: twice what the host lately needed, and a little for the event itself."""
+    return min(20 + 2 * float(np.median(host_us[-CLOCK_EVERY:] or [0.0])), HOLD_MAX_US)
+
+
+def _warm_up(machine, call, cache: str, deadline: float) -> float:
+    """Call until times have settled and the clock had time to rise, or the limit has passed; µs to hold."""
+    begin, samples, host = time.perf_counter(), [], []
     while True:
-        samples.append(_sample(machine, call, cache)[0])
+        device_us, host_us = _sample(machine, call, cache, _hold_for(host))
+        samples.append(device_us)
+        host.append(host_us)
         now = time.perf_counter()
         if now - begin >= WARM_UP_LIMIT_S or now >= deadline:
-            return
+            return _hold_for(host)
         quarter = len(samples) // 4
         if now - begin < WARM_UP_S or quarter == 0:
             continue
         # Quarters grow with the run: a slow drift that hides between neighbours shows between them.
         before, after = np.median(samples[-2 * quarter : -quarter]), np.median(samples[-quarter:])
         if abs(after - before) <= SETTLED * before:
-            return
+            return _hold_for(host)
 
 
 def _refuse(machine, cache, min_samples, max_samples, timeout_s) -> None:
@@ -121,6 +130,15 @@ def _refuse(machine, cache, min_samples, max_samples, timeout_s) -> None:
         raise ValueError(f"timeout_s: expected seconds above 0, got {timeout_s}; allow some time")
 
 
+def _stop(samples, min_samples: int, max_samples: int, rel_noise: float, deadline: float) -> str:
+    """Why to stop now; empty to go on."""
+    if time.perf_counter() >= deadline:
+        return "timeout"
+    if len(samples) >= min_samples and median_noise(samples) <= rel_noise:
+        return "noise"
+    return "max_samples" if len(samples) >= max_samples else ""
+
+
 def measure(
     fn: Callable[[], object], machine, *, min_samples: int = 10, max_samples: int = 300,
     timeout_s: float = 10.0, rel_noise: float = 0.005, cache: str = "cold", graph: bool = False,
@@ -133,7 +151,7 @@ def measure(
     fn : callable
         Launches the work on the machine's stream; must not synchronise.
     machine : Machine
-        A GPU machine: event, elapsed_us, flush_l2, capture, synchronize, sm_clock_mhz.
+        A GPU machine: event, elapsed_us, flush_l2, hold, capture, synchronize, sm_clock_mhz.
     min_samples, max_samples : int
         Fewer than `min_samples` come only out of a time-out.
     timeout_s : float
@@ -147,10 +165,6 @@ def measure(
     empty : callable, optional
         Launches an empty kernel, to be timed in the same mode.
 
-    Returns
-    -------
-    Timing
-
     Raises
     ------
     ValueError
@@ -159,23 +173,15 @@ def measure(
     _refuse(machine, cache, min_samples, max_samples, timeout_s)
     deadline = time.perf_counter() + timeout_s
     call = machine.capture(fn) if graph else fn
-    _warm_up(machine, call, cache, deadline)
-    samples, host, clocks = [], [], []
-    while True:
+    hold_us = _warm_up(machine, call, cache, deadline)
+    samples, host, clocks, reason = [], [], [], ""
+    while not reason:
         if len(samples) % CLOCK_EVERY == 0:
             clocks.append(machine.sm_clock_mhz())
-        device_us, host_us = _sample(machine, call, cache)
+        device_us, host_us = _sample(machine, call, cache, hold_us)
         samples.append(device_us)
         host.append(host_us)
-        if time.perf_counter() >= deadline:
-            reason = "timeout"
-        elif len(samples) >= min_samples and median_noise(samples) <= rel_noise:
-            reason = "noise"
-        elif len(samples) >= max_samples:
-            reason = "max_samples"
-        else:
-            continue
-        break
+        reason = _stop(samples, min_samples, max_samples, rel_noise, deadline)
     clocks = [mhz for mhz in (*clocks, machine.sm_clock_mhz()) if mhz is not None]
     q1, median, q3 = (float(x) for x in np.percentile(samples, (25, 50, 75)))
     return Timing(
@@ -189,4 +195,4 @@ def _empty_us(machine, empty, cache: str, graph: bool) -> float | None:
     if empty is None:
         return None
     call = machine.capture(empty) if graph else empty
-    return float(np.median([_sample(machine, call, cache)[0] for _ in range(EMPTY_SAMPLES)]))
+    return float(np.median([_sample(machine, call, cache, 100.0)[0] for _ in range(EMPTY_SAMPLES)]))

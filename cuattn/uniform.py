@@ -85,11 +85,9 @@ def check_probe(o, lse, probe: Probe, rounding: str = "float32") -> Verdict:
     weight = xp.asarray(1.0 / np.maximum(probe.visible, 1))[:, :, None, None]  # of one key
     half_step = xp.maximum(float(info.eps) * xp.abs(want), float(info.smallest_subnormal)) / 2
     tol = half_step + weight / 64
-    if rounding == "input":  # P itself is one weight, rounded; below the normal numbers its step is absolute
+    if rounding != "float32":  # P itself is one weight, rounded; below the normal numbers its step is absolute
         tol = tol + half_step + xp.abs(want) / weight * float(info.smallest_subnormal) / 2
-    lse_ok, lse_err, lse_tol, lse_message = True, 0.0, 0.0, ""
-    if lse is not None:
-        lse_ok, lse_err, lse_tol, lse_message = check_lse(lse, xp.asarray(probe.lse), None, None)
+    lse_ok, lse_err, lse_tol, lse_message = check_lse(lse, xp.asarray(probe.lse), None, None)
     if got.size == 0:
         return Verdict(lse_ok, 0.0, 0.0, lse_err, lse_tol, (), lse_message)
     err = xp.where(xp.isnan(got), xp.inf, xp.abs(got - want))

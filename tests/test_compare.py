@@ -237,3 +237,31 @@ def test_the_probe_accepts_rounded_weights_where_the_row_says_so():
     weight = np.full((1, n), 1 / n, "bfloat16").astype(np.float64)
     o = (weight @ probe.v[0, :, 0].astype(np.float64)).astype("bfloat16").reshape(1, 1, 1, 64)
     assert compare.check_probe(o, None, probe, rounding="input").ok
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_arrays_may_live_on_the_machine(machine, randn, dtype):
+    """The same verdicts from the machine's own arrays, without a copy to the host."""
+
+    def there(*arrays):
+        return [machine.upload(x) for x in arrays]
+
+    q, k, v, o, lse = case(randn, dtype, causal=True)
+    here = compare.check_attention(q, k, v, o, lse, causal=True)
+    for sample in (False, True):
+        compare.check_attention(*there(q, k, v, o, lse), causal=True, sample=sample).raise_if_bad()
+    got = compare.check_attention(*there(q, k, v, o, lse), causal=True)
+    assert got.max_err == pytest.approx(here.max_err, rel=1e-6)
+    assert got.tol == pytest.approx(here.tol, rel=0.05)
+    o[1, 5, 2, 3] = np.nan
+    bad = compare.check_attention(*there(q, k, v, o, lse), causal=True)
+    assert not bad.ok and bad.worst_index == (1, 5, 2, 3)
+    compare.check_decode(*there(*decode_case(randn, dtype))).raise_if_bad()
+    probe = compare.uniform_probe(2, 4, 2, 9, 60, 8, dtype, causal=True)
+    verdict = compare.check_probe(*there(probe.o.astype(dtype), probe.lse.astype(np.float32)), probe)
+    assert verdict.ok, verdict.message
+    k_cache, v_cache = randn(4, 8, 2, 16, dtype=dtype), randn(4, 8, 2, 16, dtype=dtype)
+    table, lengths = np.array([[3, 1], [0, 2]], np.int32), np.array([6, 0], np.int32)
+    args = *(randn(2, 3, 2, 16, dtype=dtype) for _ in "kv"), k_cache, v_cache, table, lengths
+    after = reference.append_kv(*args)
+    assert compare.check_append(*there(*args, *after)).ok

@@ -1,10 +1,12 @@
 """Timing against a machine whose clock is a number: stop rules, warm-up, modes."""
 import itertools
+import time
 
 import numpy as np
 import pytest
 
-from cuattn import timing
+import cuattn
+from cuattn import open_machine, timing
 from cuattn.timing import measure, median_noise
 
 
@@ -24,7 +26,7 @@ class FakeMachine:
 
     def __init__(self, times_us, host_us=2.0, flush_us=50.0, clocks=None):
         self.times, self.host_us, self.flush_us = iter(times_us), host_us, flush_us
-        self.now, self.log = 0.0, []
+        self.now, self.log, self.held = 0.0, [], []
         self.clocks = itertools.repeat(None) if clocks is None else iter(clocks)
 
     def call(self):
@@ -40,6 +42,10 @@ class FakeMachine:
     def flush_l2(self):
         self.log.append("flush")
         self.now += self.flush_us * 1e-6
+
+    def hold(self, us):
+        self.log.append("hold")
+        self.held.append(us)
 
     def capture(self, fn):
         self.log.append("capture")
@@ -70,7 +76,7 @@ def run(monkeypatch):
 
 
 def test_constant_times_stop_at_the_minimum(run):
-    machine, result = run(itertools.repeat(100.0))
+    _, result = run(itertools.repeat(100.0))
     assert (result.n_samples, result.stop_reason) == (10, "noise")
     assert result.samples_us == pytest.approx([100.0] * 10)
     for value in (result.median_us, result.q1_us, result.q3_us, result.min_us, result.host_us):
@@ -136,10 +142,17 @@ def test_an_outlier_is_kept_and_does_not_move_the_median(run):
 
 def test_cold_flushes_before_the_window_and_warm_calls(run):
     machine, _ = run(itertools.repeat(100.0))
-    assert machine.log[:5] == ["flush", "record", "call", "record", "synchronize"]
+    assert machine.log[:6] == ["flush", "hold", "record", "call", "record", "synchronize"]
     machine, result = run(itertools.repeat(100.0), cache="warm")
-    assert machine.log[:5] == ["call", "record", "call", "record", "synchronize"]
+    assert machine.log[:6] == ["call", "hold", "record", "call", "record", "synchronize"]
     assert "flush" not in machine.log and result.cache_mode == "warm"
+
+
+def test_the_stream_is_held_for_longer_than_the_host_needs(run):
+    machine, _ = run(itertools.repeat(100.0))  # the fake host is busy for as long as the device
+    assert machine.held[0] == 20 and machine.held[-1] == pytest.approx(220)
+    machine, _ = run(itertools.repeat(1e5))
+    assert max(machine.held) == timing.HOLD_MAX_US
 
 
 def test_graph_mode_captures_once_and_replays(run):
@@ -190,3 +203,52 @@ def test_an_error_in_the_call_comes_through(run):
 
     with pytest.raises(RuntimeError, match="launch failed"):
         run([], broken)
+
+
+@pytest.fixture
+def gpu():
+    return open_machine("gpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("graph", [False, True])
+@pytest.mark.parametrize("cache", ["cold", "warm"])
+def test_a_copy_on_a_gpu_takes_what_its_bytes_must_take(gpu, cache, graph):
+    """No faster than memory or cache can be, nor absurdly slow."""
+    source, target = gpu.empty((64 << 20,), "float16"), gpu.empty((64 << 20,), "float16")
+
+    def copy():
+        target[...] = source
+
+    result = measure(copy, gpu, cache=cache, graph=graph)
+    gbps = 2 * source.nbytes / result.median_us / 1e3
+    assert 300 < gbps < 20000 and result.q1_us <= result.median_us <= result.q3_us
+    assert result.n_samples == len(result.samples_us) >= 10 and result.host_us < result.median_us
+    assert 200 < result.sm_clock_min_mhz <= result.sm_clock_mhz < 4000
+
+
+@pytest.mark.gpu
+def test_the_host_does_not_show_in_a_short_kernel(gpu):
+    """An empty kernel takes a few µs however long the host needs to launch it."""
+    empty = cuattn.plan_probe(gpu, "empty").run
+
+    def slowly():
+        until = time.perf_counter() + 200e-6
+        while time.perf_counter() < until:
+            pass
+        empty()
+
+    result = measure(slowly, gpu, empty=empty)
+    assert result.host_us > 200 and result.median_us < 15 and result.empty_us < 15
+
+
+@pytest.mark.gpu
+def test_two_copies_take_twice_as_long_as_one(gpu):
+    source, target = gpu.empty((64 << 20,), "float16"), gpu.empty((64 << 20,), "float16")
+
+    def copy(times):
+        for _ in range(times):
+            target[...] = source
+
+    one, two = (measure(lambda n=n: copy(n), gpu).median_us for n in (1, 2))
+    assert two / one == pytest.approx(2, rel=0.1)
