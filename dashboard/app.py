@@ -13,30 +13,29 @@ if str(ROOT) not in sys.path:  # Streamlit puts this folder on the path, not its
 
 from dashboard import views  # noqa: E402
 
-PAGES = Path(__file__).resolve().parent / "pages"
+# Not in a folder named "pages": Streamlit runs those by itself, so a link to one would bypass this file.
+SCREENS = Path(__file__).resolve().parent / "screens"
 
 
 def main() -> None:
     st.set_page_config(page_title="cuattn", page_icon=":material/query_stats:", layout="wide")
     page = st.navigation(
         [
-            st.Page(PAGES / "overview.py", title="Overview", icon=":material/dashboard:", default=True),
-            st.Page(
-                PAGES / "memory.py", title="Memory vs throughput", icon=":material/memory:", url_path="memory"
-            ),
-            st.Page(
-                PAGES / "decode.py", title="Paged decode", icon=":material/auto_stories:", url_path="decode"
-            ),
-            st.Page(
-                PAGES / "health.py",
-                title="Data health",
-                icon=":material/health_and_safety:",
-                url_path="health",
-            ),
+            screen("overview", "Overview", "dashboard", default=True),
+            screen("memory", "Memory vs throughput", "memory"),
+            screen("decode", "Paged decode", "auto_stories"),
+            screen("health", "Data health", "health_and_safety"),
         ]
     )
     st.session_state["loaded"] = views.pick_runs()
     page.run()
+
+
+def screen(name: str, title: str, icon: str, default: bool = False) -> st.Page:
+    """One page; its file's name is its address."""
+    return st.Page(
+        SCREENS / f"{name}.py", title=title, icon=f":material/{icon}:", url_path=name, default=default
+    )
 
 
 main()

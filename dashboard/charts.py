@@ -18,8 +18,23 @@ RATES = {
     "measured_time_us": ("time_low", "time_high", "µs"),
 }
 COUNTED, MODELLED = "counted (CPU machine)", "modelled (closed form)"
-PANEL = (244, 200)  # three to a row in a window of 1400 pixels
 TICK = "M0,-1.4L0,1.4"  # a vertical stroke, as a Vega symbol path
+
+
+def panels(layers: list, data: pd.DataFrame, order: list[str]) -> alt.FacetChart:
+    """Small multiples by `panel`, in rows that come out even and fill a window of 1400 pixels."""
+    across = {1: 1, 2: 2, 4: 2}.get(len(order), 3)
+    width = {1: 700, 2: 395, 3: 248}[across]
+    return (
+        alt.layer(*layers)
+        .properties(width=width, height=210)
+        .facet(
+            facet=alt.Facet(field="panel", type="nominal", sort=order, title=None),
+            columns=across,
+            data=data,
+            spacing=28,
+        )
+    )
 
 
 def columns(frame: pd.DataFrame, *names: str) -> pd.DataFrame:
@@ -51,6 +66,7 @@ def tooltips(rate: str, unit: str) -> list[alt.Tooltip]:
         style.number("measured_n_samples", "samples"),
         style.text("device", "device"),
         style.text("stale", "stale"),
+        style.text("mode", "launch or graph"),
         style.text("run_id", "run"),
     ]
 
@@ -74,6 +90,8 @@ def _rate_columns(rate: str) -> tuple[str, ...]:
         "device",
         "stale",
         "run_id",
+        "series",
+        "mode",
     )
 
 
@@ -214,7 +232,7 @@ def over_n(frame: pd.DataFrame, rate: str, words: str, ceiling: float = float("n
         x=x,
         y=alt.Y(field=rate, type="quantitative", title=unit),
         color=colour,
-        detail=["variant:N", "run_id:N"],
+        detail="series:N",
     )
     bars = base.mark_rule(strokeWidth=2).encode(
         x=x, y=alt.Y(field=low, type="quantitative", title=unit), y2=alt.Y2(high), color=colour
@@ -233,17 +251,8 @@ def over_n(frame: pd.DataFrame, rate: str, words: str, ceiling: float = float("n
     if ceiling > 0:
         layers.append(alt.Chart().mark_rule(color=style.INK, strokeDash=[2, 3]).encode(y="max(ceiling):Q"))
         kind += f" · dotted: {ceiling_name} {ceiling:,.0f} {unit}"
-    panels = list(dict.fromkeys(drawn.sort_values(["what", "mask", "b"])["panel"]))
-    chart = (
-        alt.layer(*layers)
-        .properties(width=PANEL[0], height=PANEL[1])
-        .facet(
-            facet=alt.Facet(field="panel", type="nominal", sort=panels, title=None),
-            columns=min(3, len(panels)),
-            data=data,
-            spacing=28,
-        )
-    )
+    order = list(dict.fromkeys(drawn.sort_values(["what", "mask", "b"])["panel"]))
+    chart = panels(layers, data, order)
     return style.finish(chart, words, kind, summary(good, rate, words, unit))
 
 

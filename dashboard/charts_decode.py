@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from dashboard import rows, style
-from dashboard.charts import PANEL, RATES, column_failures, columns, row_failures, summary, tooltips
+from dashboard.charts import RATES, column_failures, columns, panels, row_failures, summary, tooltips
 
 FLOOR = "floor: bytes ÷ measured read rate"
 
@@ -55,6 +55,8 @@ def over_pages(frame: pd.DataFrame, rate: str, read_gbps: float = float("nan")):
         "device",
         "stale",
         "run_id",
+        "series",
+        "mode",
         floor,
     )
     data = pd.concat([columns(good, *names), lost], ignore_index=True)
@@ -63,18 +65,8 @@ def over_pages(frame: pd.DataFrame, rate: str, read_gbps: float = float("nan")):
     kind = f"measured on {rows.provenance(good)} · median; the bar spans the quartiles"
     if read_gbps > 0:
         kind += f" · dotted: read probe, {read_gbps:,.0f} GB/s" if rate == "gbps" else f" · dotted: {FLOOR}"
-    panels = list(dict.fromkeys(drawn.sort_values(["what", "b", "length"])["panel"]))
-    layers = _page_layers(good, rate, floor if read_gbps > 0 else "", lost)
-    chart = (
-        alt.layer(*layers)
-        .properties(width=PANEL[0], height=PANEL[1])
-        .facet(
-            facet=alt.Facet(field="panel", type="nominal", sort=panels, title=None),
-            columns=min(3, len(panels)),
-            data=data,
-            spacing=28,
-        )
-    )
+    order = list(dict.fromkeys(drawn.sort_values(["what", "b", "length"])["panel"]))
+    chart = panels(_page_layers(good, rate, floor if read_gbps > 0 else "", lost), data, order)
     if rate != "gbps":
         chart = chart.resolve_scale(y="independent")
     return style.finish(chart, words, kind, summary(good, rate, words, unit))
@@ -93,9 +85,7 @@ def _page_layers(good: pd.DataFrame, rate: str, floor: str, lost: pd.DataFrame) 
         scale=alt.Scale(domain=list(style.ORDER_DASH), range=list(style.ORDER_DASH.values())),
     )
     layers = [
-        base.mark_line(strokeWidth=2).encode(
-            x=x, y=y, color=colour, strokeDash=dash, detail=["variant:N", "run_id:N"]
-        ),
+        base.mark_line(strokeWidth=2).encode(x=x, y=y, color=colour, strokeDash=dash, detail="series:N"),
         base.mark_rule(strokeWidth=2).encode(
             x=x, y=alt.Y(field=low, type="quantitative", title=unit), y2=alt.Y2(high), color=colour
         ),
@@ -148,6 +138,8 @@ def ragged(frame: pd.DataFrame, read_gbps: float = float("nan")):
         "device",
         "stale",
         "run_id",
+        "series",
+        "mode",
         "tokens",
         "max_len",
         "gbps",
@@ -199,7 +191,7 @@ def order_ratios(frame: pd.DataFrame) -> pd.DataFrame:
     """Time with shuffled pages over time with sorted ones, for every case that has both."""
     good = rows.ok(frame)
     good = good[(good["measured_time_us"] > 0) & (good["page_size"] > 0)]
-    key = ["run_id", "device", "variant", "kernel", "what", "load", "page_size", "dtype"]
+    key = ["run_id", "series", "mode", "device", "variant", "kernel", "what", "load", "page_size", "dtype"]
     wide = good.pivot_table(index=key, columns="page_order", values="measured_time_us", aggfunc="median")
     if not {"sorted", "shuffled"} <= set(wide.columns):
         return pd.DataFrame(columns=[*key, "ratio"])

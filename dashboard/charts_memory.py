@@ -34,7 +34,7 @@ def peak_over_n(frame: pd.DataFrame):
     ]
     formula, marks = (alt.Chart(long[long["source"] == name]) for name in (FORMULA, MEASURED_PEAK))
     lines = formula.mark_line(strokeWidth=1.6).encode(
-        x=x, y=y, color=colour, strokeDash=_line_legend(), detail=["variant:N", "run_id:N"], tooltip=tell
+        x=x, y=y, color=colour, strokeDash=_line_legend(), detail="series:N", tooltip=tell
     )
     points = marks.mark_point(filled=True, size=105).encode(
         x=x,
@@ -79,9 +79,11 @@ def _long(drawn: pd.DataFrame) -> pd.DataFrame:
     )
     # Later rows are drawn on top: the toolkit's own kernels, where lines coincide.
     place = list(style.kernel_table(long["kernel"]))
-    long = long.sort_values("kernel", key=lambda kernels: -kernels.map(place.index), kind="stable")
+    long = long[long["gb"] > 0].assign(
+        place=[place.index(kernel) for kernel in long.loc[long["gb"] > 0, "kernel"]]
+    )
     return columns(
-        long[long["gb"] > 0],
+        long.sort_values("place", ascending=False, kind="stable"),
         "n",
         "gb",
         "formula_gb",
@@ -90,6 +92,8 @@ def _long(drawn: pd.DataFrame) -> pd.DataFrame:
         "variant",
         "shape",
         "run_id",
+        "series",
+        "mode",
         "device",
         "cache_mode",
         "stale",
@@ -134,6 +138,8 @@ def pareto(frame: pd.DataFrame):
         "device",
         "stale",
         "run_id",
+        "series",
+        "mode",
         "front",
     )
     x = style.log_x("peak_gb", "measured peak memory, GB (10⁹ bytes)", good["peak_gb"], room=1.8)

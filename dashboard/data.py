@@ -125,7 +125,7 @@ def _load(paths: tuple[str, ...], state: tuple[tuple[str, int, int], ...], hashe
     frame = found.frame
     frame["stale"] = store.stale(frame, dict(hashes))
     attempts = rows.prepare(frame)
-    quarantined = [(str(path), str(reason)) for path, reason in found.quarantined]
+    quarantined = [(str(path), reason.removeprefix(f"{path}: ")) for path, reason in found.quarantined]
     return Loaded(rows.latest(attempts), attempts, quarantined, found.torn_lines, _describe(state))
 
 

@@ -59,6 +59,7 @@ NAMES = (
     "dtype",
     "page_order",
     "lengths_source",
+    "mode",
     "cache_mode",
     "constants",
     "source_hash",
@@ -82,7 +83,8 @@ def prepare(frame: pd.DataFrame) -> pd.DataFrame:
     """Give every row the columns the pages use, in safe types.
 
     Infinities become missing; a missing name becomes ""; times are UTC. Adds `mask`, `heads`, `shape`,
-    `load`, `ragged`, `panel` (what a small multiple holds fixed), TFLOP/s and GB/s quartiles, and sums of bytes.
+    `load`, `ragged`, `panel` (what a small multiple holds fixed),
+    TFLOP/s and GB/s quartiles, and sums of bytes.
     """
     out = frame.copy().reset_index(drop=True)
     for name in NUMBERS:
@@ -126,7 +128,7 @@ def _quartiles(out: pd.DataFrame) -> pd.DataFrame:
     out["peak_gb"] = peak.where(peak > 0) / 1e9
     out["formula_gb"] = out["modelled_peak_bytes"].where(out["modelled_peak_bytes"] > 0) / 1e9
     out["p99_us"] = [_p99(samples) for samples in out["measured_samples_us"]]
-    return out
+    return out.drop(columns="measured_samples_us")  # no page shows single samples
 
 
 def _p99(samples) -> float:
@@ -148,6 +150,9 @@ def _labels(out: pd.DataFrame) -> pd.DataFrame:
     ]
     out["order"] = out["page_order"].where(out["page_order"].isin(["sorted", "shuffled"]), "sorted")
     out["variant"] = [_variant(kernel, text) for kernel, text in zip(out["kernel"], out["constants"])]
+    # What one line of a chart joins: the same kernel, run the same way, in the same run.
+    names = zip(*(out[name] for name in ("variant", "dtype", "mode", "cache_mode", "run_id")))
+    out["series"] = ["|".join(parts) for parts in names]
     fields = out[["family", "what", "b", "m", "n", "mask", "load", "page_size", "bytes", "kernel"]]
     out["shape"] = [_shape(row) for row in fields.itertuples(index=False)]
     out["panel"] = [
@@ -241,7 +246,7 @@ def pareto(frame: pd.DataFrame, cost: str, gain: str) -> pd.Series:
     """True where no other row has less `cost` and more `gain`; never for a row where one is missing."""
     known = frame[[cost, gain]].dropna()
     order = known.sort_values([cost, gain], ascending=[True, False])
-    best = order[gain].cummax().shift(fill_value=-np.inf)
+    best = order[gain].astype("float64").cummax().shift(fill_value=-np.inf)
     front = pd.Series(False, frame.index)
     front.loc[order.index[order[gain] > best]] = True
     return front
@@ -271,7 +276,8 @@ def lost(frame: pd.DataFrame, by: list[str]) -> pd.DataFrame:
 
 
 def provenance(frame: pd.DataFrame) -> str:
-    """Where the rows come from, for a chart's subtitle: devices and the state of the L2 cache."""
+    """Where the rows come from, for a chart's subtitle: devices, the state of the L2 cache, how it was launched."""
     devices = [name for name in dict.fromkeys(frame["device"]) if name] or ["unknown device"]
     caches = [f"{mode} L2" for mode in dict.fromkeys(frame["cache_mode"]) if mode]
-    return " · ".join([", ".join(devices), *caches])
+    modes = [f"{mode} replay" if mode == "graph" else mode for mode in dict.fromkeys(frame["mode"]) if mode]
+    return " · ".join([", ".join(devices), " and ".join(caches), " and ".join(modes)]).strip(" ·")

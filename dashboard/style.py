@@ -165,40 +165,43 @@ def title(words: str, kind: str) -> alt.TitleParams:
     )
 
 
+AXIS = {
+    "gridColor": "#EEF1F4",
+    "domainColor": FAINT,
+    "tickColor": FAINT,
+    "labelFontSize": 12,
+    "titleFontSize": 12,
+    "titleFontWeight": "normal",
+    "titleColor": SLATE,
+    "titlePadding": 10,
+    "labelLimit": 330,
+}
+LEGEND = {
+    "labelFontSize": 12,
+    "titleFontSize": 12,
+    "titleFontWeight": "normal",
+    "titleColor": SLATE,
+    "symbolSize": 90,
+    "symbolOpacity": 1,
+    "labelLimit": 320,
+    "orient": "top",
+    "direction": "horizontal",
+    "offset": 12,
+}
+HEADER = {
+    "labelFontSize": 12.5,
+    "labelFontWeight": 600,
+    "labelAnchor": "start",
+    "labelPadding": 12,
+    "title": None,
+}
+CONFIG = {"view": {"stroke": None}, "axis": AXIS, "legend": LEGEND, "header": HEADER}
+
+
 def finish(chart, words: str, kind: str, description: str):
-    """Title, description (read aloud by screen readers) and the common look of axes."""
-    return (
-        chart.properties(title=title(words, kind), description=description)
-        .configure_view(stroke=None)
-        .configure_axis(
-            gridColor="#EEF1F4",
-            domainColor=FAINT,
-            tickColor=FAINT,
-            labelFontSize=12,
-            titleFontSize=12,
-            titleFontWeight="normal",
-            titleColor=SLATE,
-            titlePadding=10,
-            labelLimit=330,
-        )
-        .configure_legend(
-            labelFontSize=12,
-            titleFontSize=12,
-            titleFontWeight="normal",
-            titleColor=SLATE,
-            symbolSize=90,
-            symbolOpacity=1,
-            labelLimit=320,
-            orient="top",
-            direction="horizontal",
-            offset=12,
-        )
-        .configure_header(
-            titleFontSize=12,
-            labelFontSize=12.5,
-            labelFontWeight=600,
-            labelAnchor="start",
-            labelPadding=20,
-            title=None,
-        )
-    )
+    """Title, description (read aloud by screen readers) and the common look of axes.
+
+    Set on the chart itself: Altair's `configure_…` methods copy the whole chart each time.
+    """
+    chart.title, chart.description, chart.config = title(words, kind), description, CONFIG
+    return chart

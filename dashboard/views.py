@@ -82,12 +82,14 @@ def pick_runs() -> data.Loaded:
             st.rerun()
     loaded = data.load([names[name] for name in chosen])
     if loaded.quarantined or loaded.torn_lines:
-        st.sidebar.warning(
-            f"{len(loaded.quarantined)} files could not be read, {loaded.torn_lines} torn lines: "
-            "see Data health.",
-            icon=":material/report:",
-        )
+        wrong = f"{some(len(loaded.quarantined), 'unreadable file')}, {some(loaded.torn_lines, 'torn line')}"
+        st.sidebar.warning(f"{wrong}: see Data health.", icon=":material/report:")
     return loaded
+
+
+def some(number: int, thing: str) -> str:
+    """ "1 file", "2 files"."""
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 
 def _label(folder: data.Folder) -> str:
@@ -153,7 +155,8 @@ def show(chart, frame: pd.DataFrame, key: str, missing: str) -> None:
     if notes:
         st.caption(notes)
     with st.expander(
-        f"Table, CSV and the command that makes these {len(frame)} rows", icon=":material/table:"
+        f"Table ({some(len(frame), 'row')}), CSV, and the command that makes it again",
+        icon=":material/table:",
     ):
         view = table(frame)
         st.dataframe(view, hide_index=True, key=f"table-{key}", alt=f"The {len(view)} rows behind the chart.")

@@ -15,8 +15,11 @@ def page(loaded: data.Loaded) -> None:
     numbers(frame)
     timed = rows.gpu(frame)
     if len(timed):
-        prefill(timed)
-        decode(timed)
+        device = views.choose("Device", list(timed["device"].value_counts().index), "overview_device")
+        timed = timed[timed["device"] == device]
+        prefill(timed, rows.ceiling(timed, "mma", "tflops", device))
+        decode(timed, rows.ceiling(timed, "read", "gbps", device))
+        probes(timed)
     if len(rows.cpu(frame)):
         counted(rows.cpu(frame), alone=timed.empty)
     st.header("What was run")
@@ -26,8 +29,9 @@ def page(loaded: data.Loaded) -> None:
 def numbers(frame) -> None:
     good = rows.ok(frame)
     left, *rest = st.columns([2.2, 1, 1, 1, 1.6])
-    devices = [name for name in dict.fromkeys(frame["device"]) if name]
-    left.metric("Devices", ", ".join(devices) or "unknown", border=True)
+    devices = [name for name in frame.sort_values("machine", ascending=False)["device"].unique() if name]
+    more = f" + {len(devices) - 1}" if len(devices) > 1 else ""
+    left.metric("Device", (devices or ["unknown"])[0] + more, help=", ".join(devices) or None, border=True)
     rest[0].metric("Cases", f"{len(frame):,}", border=True)
     rest[1].metric("Ended ok", f"{len(good):,}", border=True)
     rest[2].metric("Kernels", frame["kernel"].replace("", None).nunique(), border=True)
@@ -35,30 +39,31 @@ def numbers(frame) -> None:
     rest[3].metric("Last result, UTC", "unknown" if last != last else f"{last:%Y-%m-%d %H:%M}", border=True)
 
 
-def prefill(timed) -> None:
+def prefill(timed, roof: float) -> None:
     st.header("Prefill")
     frame = timed[timed["family"] == "prefill"]
-    device = views.choose("Device", sorted(frame["device"].unique()), "overview_prefill_device")
-    frame = frame[frame["device"] == device]
-    roof = rows.ceiling(timed, "mma", "tflops", device)
     build = charts.over_n if charts.is_sweep(frame) else charts.dots
     chart = build(frame, "tflops", "Prefill throughput, TFLOP/s", roof, "measured mma ceiling")
-    views.show(chart, frame, "prefill", "No prefill case has been timed on a GPU in these runs.")
+    views.show(chart, frame, "prefill", "No prefill case has been timed on this device in these runs.")
 
 
-def decode(timed) -> None:
+def decode(timed, roof: float) -> None:
     st.header("Decode")
     frame = timed[timed["family"] == "decode"]
-    device = views.choose("Device", sorted(frame["device"].unique()), "overview_decode_device")
-    frame = frame[frame["device"] == device]
-    roof = rows.ceiling(timed, "read", "gbps", device)
     best = representative(frame)
     chart = charts.dots(best, "gbps", "Decode, achieved GB/s", roof, "measured read ceiling")
-    views.show(chart, best, "decode", "No decode case has been timed on a GPU in these runs.")
+    views.show(chart, best, "decode", "No decode case has been timed on this device in these runs.")
     if len(best) < len(frame):
-        st.caption(
-            "Pages of 16 and 64 tokens, in order, or the nearest that were run; Paged decode shows them all."
-        )
+        st.caption("Pages of 16 and 64 tokens, in order; the page Paged decode shows them all.")
+
+
+def probes(timed) -> None:
+    frame = timed[timed["family"].isin(["probe", "cache"])]
+    if frame.empty:
+        return
+    st.header("Ceilings and cache writes")
+    chart = charts.dots(frame, "gbps", "Device probes and cache append, GB/s")
+    views.show(chart, frame, "ceilings", "No probe has moved bytes on this device; the table has the others.")
 
 
 def representative(frame):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 import pandas as pd
 import streamlit as st
 
@@ -26,11 +28,7 @@ def page(loaded: data.Loaded) -> None:
         cell.metric(label, f"{value:,}", border=True)
     if loaded.quarantined:
         st.header("Files set aside")
-        st.dataframe(
-            pd.DataFrame(loaded.quarantined, columns=["file", "why"]),
-            hide_index=True,
-            alt="Files that could not be read, each with the reason.",
-        )
+        st.table(pd.DataFrame(loaded.quarantined, columns=["file", "why"]).set_index("file"))
     if loaded.frame.empty:
         st.info("No rows are loaded: choose a run in the sidebar.")
     else:
@@ -65,7 +63,9 @@ def outcomes(loaded: data.Loaded, lost) -> None:
             alt=f"{len(view)} cases that did not end ok, with the reason of each.",
         )
         st.code(
-            "\n".join(f"python -m experiments resume {run}" for run in dict.fromkeys(lost["run_path"])),
+            "\n".join(
+                f"python -m experiments resume {shlex.quote(run)}" for run in dict.fromkeys(lost["run_path"])
+            ),
             language="bash",
         )
     if loaded.frame["stale"].any():
