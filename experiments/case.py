@@ -68,7 +68,16 @@ def _attempt(machine, params, repeat, kernels, phase, row) -> None:
     row |= costs.describe(params, entry, machine.device)  # first, so that a case without room still has them
     held = _fresh_pool(machine) if gpu else 0
     subject = subjects.make(machine, params, entry, lambda: _fresh_pool(machine) if gpu else 0)
-    row |= subject.columns()
+    try:
+        row |= subject.columns()
+        _judge(machine, params, subject, repeat, phase, held, row)
+    finally:
+        subject.close()
+
+
+def _judge(machine, params, subject, repeat, phase, held: int, row) -> None:
+    """Run, check, and on a GPU time and check again."""
+    gpu = machine.name == "gpu"
     subject.poison()
     if gpu:
         subject.run()  # loads the module, and makes a peer's workspace, before the deadline starts

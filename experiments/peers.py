@@ -79,6 +79,11 @@ class TorchSubject:
         """Most bytes PyTorch held beyond the inputs: output and workspace."""
         return self._torch.cuda.max_memory_allocated() - self._before
 
+    def close(self) -> None:
+        """Give PyTorch's cached memory back, so that the next case has the whole card."""
+        self._out = self._qkv = None
+        self._torch.cuda.empty_cache()
+
     def verdict(self):
         from experiments.subjects import check_prefill
 

@@ -55,8 +55,8 @@ class _Ours:
         """Memory it uses outside the machine's pool."""
         return 0
 
-    def _rounding(self) -> str:
-        return "input" if self.planned.plan.constants.get("score") == "input" else self.planned.row.rounding
+    def close(self) -> None:
+        """Give back what the machine's pool does not know of."""
 
 
 class Prefill(_Ours):
@@ -68,7 +68,7 @@ class Prefill(_Ours):
 
     def verdict(self) -> Verdict:
         o, lse = self.planned.outputs
-        return check_prefill(self.params, self.arrays, o, lse, self._rounding())
+        return check_prefill(self.params, self.arrays, o, lse, self.planned.plan.rounding)
 
 
 def check_prefill(params, arrays, o, lse, rounding: str) -> Verdict:
@@ -86,7 +86,7 @@ class Decode(_Ours):
 
     def verdict(self) -> Verdict:
         o, lse = self.planned.outputs
-        return compare.check_decode(**self.arrays, o=o, lse=lse, rounding=self._rounding())
+        return compare.check_decode(**self.arrays, o=o, lse=lse, rounding=self.planned.plan.rounding)
 
 
 class Append(_Ours):

@@ -1,0 +1,210 @@
+"""The flow of one case, with a GPU played by the CPU machine: what is timed, what is checked, what a row may say."""
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from cuattn.machine import DeviceError
+from experiments import case, environment, inputs, subjects
+from experiments.catalog import catalog
+from experiments.schema import PERFORMANCE
+from experiments.suite import Repeat
+
+PREFILL = {"kernel": "flash", "family": "prefill", "b": 1, "h": 2, "hkv": 1, "m": 16, "n": 24, "d": 64, "tokens": 24,
+           "max_len": 24, "dtype": "bfloat16", "causal": True, "layout": "bshd", "cache_mode": "cold", "mode": "launch",
+           "seed": 3}
+DECODE = {"kernel": "paged", "family": "decode", "b": 3, "h": 2, "hkv": 1, "m": 1, "d": 64, "lengths": [5, 0, 33],
+          "tokens": 38, "max_len": 33, "dtype": "float16", "page_size": 4, "page_order": "shuffled",
+          "cache_mode": "cold", "mode": "launch", "seed": 3}
+APPEND = {**DECODE, "kernel": "append", "family": "cache", "m": 2}
+PROBE = {"kernel": "read", "family": "probe", "bytes": 4096, "dtype": "bfloat16", "cache_mode": "cold", "mode": "launch",
+         "seed": 0}
+QUICK = Repeat(min_samples=2, max_samples=3, timeout_s=0.05)
+
+
+class Event:
+    def record(self):
+        pass
+
+
+class PlayedGpu:
+    """The CPU machine under a GPU's name, with a clock that always says 10 µs."""
+
+    name = "gpu"
+
+    def __init__(self, cpu):
+        self._cpu = cpu
+        self.clock = [1000.0]
+        self.looks = 0
+
+    def __getattr__(self, name):
+        return getattr(self._cpu, name)
+
+    def counting(self):
+        from contextlib import nullcontext
+
+        return nullcontext()
+
+    def event(self):
+        return Event()
+
+    def elapsed_us(self, start, stop):
+        return 10.0
+
+    def flush_l2(self):
+        pass
+
+    def hold(self, *args):
+        pass
+
+    def sm_clock_mhz(self):
+        self.looks += 1
+        return self.clock[min(self.looks, len(self.clock)) - 1]
+
+    def reset_peak(self):
+        pass
+
+    def peak_pool_bytes(self):
+        return self._cpu.arena.used
+
+    def used_bytes(self):
+        return 1 << 30
+
+
+@pytest.fixture
+def gpu(cpu, monkeypatch):
+    monkeypatch.setattr(environment, "sensors", lambda: {"measured_power_w": 500.0, "measured_throttle_reasons": ""})
+    return PlayedGpu(cpu)
+
+
+def run(machine, params, repeat=QUICK, **phases):
+    return case.run_case(machine, params, repeat, catalog(), phases.get("phase", lambda name: None))
+
+
+@pytest.mark.parametrize("params", [
+    PREFILL, {**PREFILL, "layout": "bhsd"}, {**PREFILL, "kernel": "standard", "constants": '{"score": "input"}'}, DECODE,
+    APPEND, PROBE, {**PROBE, "kernel": "copy"}, {**PROBE, "kernel": "mma", "flops": 10**6}, {**PROBE, "kernel": "empty"},
+], ids=lambda p: f"{p['kernel']}-{p.get('layout', '')}")
+def test_counted_equals_modelled_for_every_kernel(cpu, params):
+    row = run(cpu, params)
+    assert row["status"] == "ok", row.get("error")
+    for name in ("launches", "bytes_loaded", "bytes_stored"):
+        assert row[f"counted_{name}"] == row[f"modelled_{name}"]
+    assert not any(row.get(name) for name in PERFORMANCE) and row["emulation_s"] > 0
+
+
+@pytest.mark.parametrize("params", [PREFILL, DECODE, {**APPEND, "page_order": "sorted"}])
+def test_the_closed_form_of_memory_is_what_is_allocated(cpu, params):
+    row = run(cpu, params)
+    arrays = inputs.build(cpu, params)
+    outputs = subjects.make(cpu, params, catalog()[params["kernel"]], lambda: None).planned.outputs
+    outputs = () if params["family"] == "cache" else outputs
+    together = inputs.nbytes(arrays) + sum(x.nbytes for x in outputs) + row["modelled_scratch_bytes"]
+    assert row["modelled_peak_bytes"] == together
+
+
+def test_a_gpu_row_has_its_time_its_memory_and_its_derived_rates(gpu):
+    phases = []
+    row = run(gpu, PREFILL, phase=phases.append)
+    assert row["status"] == "ok" and phases == ["build", "run"]
+    assert row["measured_time_us"] == 10.0 and row["measured_empty_us"] == 10.0 and row["measured_n_samples"] >= 1
+    assert row["measured_tflops"] == pytest.approx(row["modelled_flops"] / 10e6)
+    assert row["measured_tokens_per_s"] == pytest.approx(24 / 10e-6)
+    assert row["measured_peak_pool_bytes"] >= row["modelled_peak_bytes"] and row["measured_power_w"] == 500.0
+    assert "counted_launches" not in row and row["check"] == "full"
+
+
+@pytest.mark.parametrize("wrong_from", [1, 4])
+def test_a_wrong_result_before_or_after_timing_costs_the_row_its_numbers(gpu, monkeypatch, wrong_from):
+    honest, calls = subjects._Ours.run, []
+
+    def spoil(self):
+        honest(self)
+        calls.append(1)
+        if len(calls) >= wrong_from:
+            self.planned.outputs[0][...] = 7
+
+    monkeypatch.setattr(subjects._Ours, "run", spoil)
+    row = run(gpu, PREFILL)
+    assert row["status"] == "incorrect" and "exceeds" in row["error"]
+    assert not any(row.get(name) for name in PERFORMANCE)
+
+
+def test_stale_outputs_do_not_pass(gpu, monkeypatch):
+    honest, calls = subjects._Ours.run, []
+
+    def lazy(self):
+        calls.append(1)
+        if len(calls) <= 2:  # right until it was checked, then it does nothing
+            honest(self)
+
+    monkeypatch.setattr(subjects._Ours, "run", lazy)
+    row = run(gpu, PREFILL)
+    assert row["status"] == "incorrect" and row.get("measured_time_us") is None
+
+
+def test_a_clock_that_moves_makes_a_throttled_row_that_keeps_its_numbers(gpu, monkeypatch):
+    gpu.clock = [900.0, 1000.0]
+    row = run(gpu, PREFILL)
+    assert row["status"] == "throttled" and "900" in row["error"] and row["measured_time_us"] == 10.0
+    gpu.looks = 0
+    monkeypatch.setattr(environment, "sensors", lambda: {"measured_throttle_reasons": "power_cap"})
+    assert run(gpu, PREFILL)["status"] == "ok"
+    monkeypatch.setattr(environment, "sensors", lambda: {"measured_throttle_reasons": "power_cap,hw_thermal"})
+    assert run(gpu, PREFILL)["status"] == "throttled"
+
+
+def test_a_case_without_room_still_says_what_it_would_take(cpu, monkeypatch):
+    def full(*args):
+        raise MemoryError("nothing left")
+
+    monkeypatch.setattr(inputs, "build", full)
+    row = run(cpu, {**PREFILL, "kernel": "standard", "m": 1 << 15, "n": 1 << 15, "h": 32, "hkv": 8, "d": 128})
+    assert row["status"] == "oom" and row["modelled_scratch_bytes"] == 32 * (1 << 30) * 6
+
+
+@pytest.mark.parametrize("name, words", [("torch_flash", "CPU machine")])
+def test_a_peer_that_is_not_here_is_unsupported(cpu, name, words):
+    row = run(cpu, {**PREFILL, "kernel": name})
+    assert row["status"] == "unsupported" and words in row["error"] and row["modelled_flops"] > 0
+
+
+def test_a_peer_refuses_what_it_computes_otherwise(gpu):
+    row = run(gpu, {**PREFILL, "kernel": "torch_flash"})
+    assert row["status"] == "unsupported"
+
+
+@pytest.mark.parametrize("error, status", [
+    (MemoryError("x"), "oom"), (type("OutOfMemoryError", (RuntimeError,), {})("x"), "oom"),
+    (type("CUDARuntimeError", (RuntimeError,), {})("cudaErrorMemoryAllocation: out of memory"), "oom"),
+    (type("CUDARuntimeError", (RuntimeError,), {})("cudaErrorIllegalAddress"), "cuda_error"),
+    (RuntimeError("CUDA error: misaligned address"), "cuda_error"), (DeviceError("fault"), "cuda_error"),
+    (type("CompileError", (RuntimeError,), {})("a\nb"), "compile_error"), (KeyError("x"), "crash"),
+    (type("Unsupported", (ValueError,), {})(""), "unsupported"),
+])
+def test_errors_become_statuses_and_one_line(error, status):
+    got, message = case.classify(error)
+    assert got == status and message and "\n" not in message
+
+
+# --- inputs
+
+def test_page_tables():
+    table, total = inputs.page_table([5, 0, 8, 1], 4, "sorted", 0)
+    assert table.tolist() == [[0, 1], [-1, -1], [2, 3], [4, -1]] and total == 5 and table.dtype == np.int32
+    shuffled, total = inputs.page_table([40, 0, 80], 4, "shuffled", 0)
+    used = shuffled[shuffled >= 0]
+    assert sorted(used) == list(range(30)) and used.tolist() != sorted(used)
+    assert inputs.page_table([], 4, "sorted", 0)[0].shape == (0, 1)
+    assert inputs.page_table([0], 4, "sorted", 0)[1] == 1
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_inputs_are_normal_and_seeded(cpu, dtype, monkeypatch):
+    monkeypatch.setattr(inputs, "CHUNK", 1000)
+    first, again, other = (inputs.build(cpu, {**PREFILL, "dtype": dtype, "n": 64, "seed": s}) for s in (1, 1, 2))
+    assert first["k"].dtype == np.dtype(getattr(ml_dtypes, dtype, dtype)) and first["k"].shape == (1, 64, 1, 64)
+    assert (first["k"] == again["k"]).all() and not (first["k"] == other["k"]).all()
+    values = np.asarray(first["k"], np.float32)
+    assert np.isfinite(values).all() and abs(values.mean()) < 0.1 and abs(values.std() - 1) < 0.1
