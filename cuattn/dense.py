@@ -57,8 +57,8 @@ def dense(q, k, v, causal=False, softmax_scale=None, xp=np, rounding="float32"):
     Parameters
     ----------
     q : (B, M, H, D), k, v : (B, N, HKV, D)
-    rounding : {"float32", "input"}
-        Precision of the scores before the softmax.
+    rounding : {"float32", "weights", "input"}
+        "input": scores are rounded to the dtype before the softmax. P is rounded to it in any case.
 
     Returns
     -------

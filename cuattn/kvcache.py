@@ -30,8 +30,8 @@ class PagedKVCache:
     Notes
     -----
     A sequence is named by any hashable value. A page belongs to one sequence or to the free list, never to
-    both, nor to two sequences (`check_invariants`). Freed pages are reused last in, first out, so that a small
-    load touches few.
+    both, nor to two sequences (`check_invariants`). Freed pages are reused last in, first out, so that a
+    small load touches few.
     """
 
     def __init__(self, machine, num_pages: int, page_size: int, hkv: int, d: int, dtype: str = "bfloat16"):
@@ -161,7 +161,7 @@ class PagedKVCache:
         for name, array in (("k", k), ("v", v)):
             wanted = (len(names), k.shape[1] if k.ndim == 4 else "T", self.hkv, self.d)
             if tuple(array.shape) != wanted:
-                raise ValueError(f"{name}: expected shape {wanted}, got {tuple(array.shape)}; pass (B, T, HKV, D)")
+                raise ValueError(f"{name}: expected {wanted}, got shape {tuple(array.shape)}; reshape it")
         before = np.array([self._lengths.get(name, 0) for name in names], np.int32)
         held = {name: len(self._tables[name]) if name in self._tables else None for name in names}
         self._grow({name: int(n) + k.shape[1] for name, n in zip(names, before)})
