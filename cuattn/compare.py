@@ -109,7 +109,7 @@ def check_attention(
     q : (B, M, H, D), k, v : (B, N, HKV, D), o : (B, M, H, D), lse : (B, H, M) or None
         All NumPy or all CuPy.
     rounding : str
-        The kernel row's `rounding`.
+        The plan's `rounding`.
     sample : bool, optional
         True compares at least 256 rows and looks at the rest only for NaN and infinities; None decides by
         size.

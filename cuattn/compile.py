@@ -26,8 +26,9 @@ from cuattn.paths import KERNELS
 
 # NOTE: CuPy is not asked to compile: its own cache ignores the contents of headers reached through -I.
 NVRTC_OPTIONS = ("-std=c++17", "-ftz=true", "-fmad=true", "-lineinfo", "--ptxas-options=-v", "-default-device")
-HOST_OPTIONS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-ffp-contract=off", "-fno-strict-aliasing", "-w",
-                "-DCUATTN_SIMT=1")
+# NOTE: no fused multiply-add and no -march: equal bits on every CPU of an architecture.
+HOST_OPTIONS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-w", "-ffp-contract=off", "-fno-strict-aliasing",
+                "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti", "-fstack-clash-protection", "-DCUATTN_SIMT=1")
 TYPES = ("float16", "bfloat16", "float32")
 
 
@@ -195,15 +196,12 @@ def host_compiler() -> tuple[str, ...]:
 
 @lru_cache
 def _host_identity() -> str:
-    """Compiler version and processor: both decide what the binary contains."""
+    """Compiler version and architecture: both decide what the binary contains."""
     try:
         version = subprocess.run([*host_compiler(), "--version"], capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError) as error:
         raise CompilerMissing(f"CXX: '{' '.join(host_compiler())}' does not run ({error}); name a C++20 compiler") from None
-    flags = ""
-    if (cpuinfo := Path("/proc/cpuinfo")).is_file():
-        flags = next((line for line in cpuinfo.read_text().splitlines() if line.startswith(("flags", "Features"))), "")
-    return version.splitlines()[0] + platform.machine() + hashlib.sha256(flags.encode()).hexdigest()[:8]
+    return f"{version.splitlines()[0]} on {platform.machine()}"
 
 
 def _nvrtc():
@@ -220,8 +218,7 @@ def _nvrtc():
 def _options(target: str) -> tuple[tuple[str, ...], str]:
     """Options and compiler identity of a target."""
     if target == "cpu":
-        native = ("-march=native",) if platform.machine() in ("x86_64", "AMD64") else ()
-        return HOST_OPTIONS + native, _host_identity()
+        return HOST_OPTIONS, _host_identity()
     return NVRTC_OPTIONS + (f"-arch={target}",), "nvrtc {}.{}".format(*_nvrtc().getVersion())
 
 

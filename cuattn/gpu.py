@@ -1,6 +1,8 @@
 """The GPU machine: CuPy for memory, streams and events; our own binaries loaded as RawModules. Only this module imports CuPy."""
 from __future__ import annotations
 
+import ctypes
+import struct
 import sys
 from contextlib import contextmanager, nullcontext
 from functools import cached_property
@@ -11,11 +13,12 @@ from cuattn.devices import from_driver, require_supported
 from cuattn.machine import DeviceError, MachineUnavailable, Tensor, pack
 
 POISON = 0xFF  # every byte: NaN in each float type
+ADDRESS = struct.Struct("<Q")
 # Two reads of the cycle counter around a fixed time on the nanosecond clock: cycles / time is the SM clock.
-CLOCK_SOURCE = """extern "C" __global__ void sm_clock(long long* out) {
+CLOCK_SOURCE = """extern "C" __global__ void sm_clock(long long* out, long long duration) {
   long long t0, t1, c0 = clock64();
   asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t0));
-  do { asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t1)); } while (t1 - t0 < 20000);
+  do { asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t1)); } while (t1 - t0 < duration);
   out[0] = clock64() - c0;
   out[1] = t1 - t0;
 }"""
@@ -33,6 +36,33 @@ def _import_cupy():
     if not count:
         raise MachineUnavailable("the GPU machine found no NVIDIA GPU; use the machine 'cpu'")
     return cupy
+
+
+class GpuLaunch:
+    """A kernel, its grid and its packed arguments. NOTE: straight to the driver; a RawKernel call costs several times more."""
+
+    def __init__(self, current_stream, function, grid, block: int, smem_bytes: int, args):
+        from cupy_backends.cuda.api.driver import launchKernel
+
+        self._stream, self._function, self._launch = current_stream, function, launchKernel
+        self._where = (function.ptr, *grid, block, 1, 1, smem_bytes)
+        packed = pack(args)
+        self._names = [name for name, _ in packed]
+        self._tensors = {name for name, value in args if isinstance(value, Tensor)}
+        self._buffers = [ctypes.create_string_buffer(raw, len(raw)) for _, raw in packed]
+        self._pointers = (ctypes.c_void_p * max(len(packed), 1))(*(ctypes.addressof(b) for b in self._buffers))
+        self._arguments = ctypes.addressof(self._pointers)
+
+    def slots(self, name: str) -> list[int]:
+        """Positions of the array arguments of that name."""
+        return [i for i, known in enumerate(self._names) if known == name and name in self._tensors]
+
+    def point(self, i: int, address: int) -> None:
+        """Sets the address of array argument `i`; the driver copies arguments when it launches."""
+        ADDRESS.pack_into(self._buffers[i], 0, address)
+
+    def __call__(self) -> None:
+        self._launch(*self._where, self._stream().ptr, self._arguments, 0)
 
 
 class GpuMachine:
@@ -90,6 +120,11 @@ class GpuMachine:
         strides = tuple(0 if n == 1 else s for n, s in zip(shape, strides))
         return Tensor(address, shape, strides, dtype, itemsize, array)
 
+    @staticmethod
+    def address(array) -> int:
+        """Where the first element lies."""
+        return array.data_ptr() if hasattr(array, "data_ptr") else array.data.ptr
+
     def like(self, array, shape, dtype: str):
         """A new array of the caller's kind, not initialised."""
         if hasattr(array, "new_empty"):
@@ -105,14 +140,12 @@ class GpuMachine:
             return self.xp.cuda.ExternalStream(handle)
         return nullcontext()
 
-    def prepare(self, built, grid, block: int, smem_bytes: int, args):
-        """A callable that launches with these arguments; everything that can be done once is done here."""
+    def prepare(self, built, grid, block: int, smem_bytes: int, args) -> GpuLaunch:
+        """A launch with these arguments; everything that can be done once is done here."""
         kernel = self._kernel(built.path, built.entry)
         if smem_bytes > 48 * 1024 and kernel.max_dynamic_shared_size_bytes < smem_bytes:
             kernel.max_dynamic_shared_size_bytes = smem_bytes
-        values = tuple(np.frombuffer(raw, f"V{len(raw)}") for _, raw in pack(args))
-        block = (block, 1, 1)
-        return lambda: kernel(grid, block, values, shared_mem=smem_bytes)
+        return GpuLaunch(self.xp.cuda.get_current_stream, kernel.kernel, grid, block, smem_bytes, args)
 
     def launch(self, built, grid, block: int, smem_bytes: int, args) -> None:
         self.prepare(built, grid, block, smem_bytes, args)()
@@ -170,10 +203,14 @@ class GpuMachine:
 
     def sm_clock_mhz(self) -> float:
         """The SM clock now, by a kernel that counts its cycles over 20 µs."""
-        kernel, out = self._clock
-        kernel((1,), (1,), (out,))
-        cycles, nanoseconds = (int(x) for x in self.xp.asnumpy(out))
+        self.hold(20)
+        cycles, nanoseconds = (int(x) for x in self.xp.asnumpy(self._clock[1]))
         return cycles / nanoseconds * 1e3
+
+    def hold(self, us: float) -> None:
+        """Keeps the stream busy for so long, so that the host can queue work behind it."""
+        kernel, out = self._clock
+        kernel((1,), (1,), (out, np.int64(us * 1e3)))
 
     @cached_property
     def _clock(self):

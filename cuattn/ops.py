@@ -6,159 +6,31 @@ Arrays choose the machine: NumPy arrays run on the CPU machine; CuPy arrays, PyT
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
 from cuattn import compile as compiler
 from cuattn import contract, kernels
-from cuattn.kernels.base import AppendShape, AttentionShape, Cost, DecodeShape, Plan, ProbeShape, Row, Unsupported
+from cuattn.binding import Binding, Planned, repeated, resolve, signature
+from cuattn.kernels.base import AppendShape, AttentionShape, DecodeShape, ProbeShape, Row
 from cuattn.kernels.paged import combine_arguments, combine_launch
-from cuattn.machine import Machine, Tensor, open_machine
+from cuattn.machine import Machine, Tensor
 
 HALF = ("float16", "bfloat16")
 
 
-@lru_cache(maxsize=1024)
-def _resolve(row: Row, shape, device, constants: tuple) -> tuple[Plan, tuple]:
-    """The plan and its binaries, once for each shape, device and choice of constants."""
-    plan = row.plan(shape, device, dict(constants))
-    target = device.arch
-    if not row.runs_on(target):
-        raise Unsupported(f"kernel '{row.name}' runs on {', '.join(row.archs)}, and this device is {target}; choose another")
-    return plan, tuple(compiler.build(launch.file, launch.entry, launch.constants, target) for launch in plan.launches)
+def _run(plan, arrays: tuple, names, returns, options: dict, constants, out=None) -> tuple:
+    """Plans and runs; a GPU call like an earlier one repeats it, unless values are to be checked."""
+    everything = {**options, **({"constants": constants} if constants else {}), **({"out": out} if out is not None else {})}
 
+    def make() -> Planned:
+        return plan(*arrays, **everything)
 
-@dataclass
-class Planned:
-    """An operation bound to its arrays: `run()` only launches.
-
-    On the CPU machine plain NumPy arrays are copied in before and out after each run; arrays made by the machine are used
-    where they are.
-
-    Parameters
-    ----------
-    row, shape, plan
-        The kernel, the problem, and what was decided.
-    source_hash : str
-        12 hex digits of the kernel's source.
-    outputs : tuple
-        What `run` returns.
-    """
-
-    row: Row
-    shape: Any
-    plan: Plan
-    machine: Machine
-    outputs: tuple
-    builds: tuple
-    lengths: Any
-    _launches: list
-    _copies_in: list
-    _copies_out: list
-    _stream: Any
-
-    def run(self) -> Any:
-        """Launches, and returns the outputs."""
-        for inside, outside in self._copies_in:
-            np.copyto(inside, outside)
-        with self._stream():
-            for launch in self._launches:
-                launch()
-        for inside, outside in self._copies_out:
-            np.copyto(outside, inside)
-        return self.outputs
-
-    def cost(self) -> Cost:
-        """The closed forms; for decode they depend on the lengths, which are read back from the device."""
-        lengths = None
-        if self.lengths is not None:
-            lengths = [int(x) for x in self.machine.download(self.lengths)]
-        return self.row.cost(self.shape, self.plan, lengths)
-
-    @property
-    def source_hash(self) -> str:
-        return "+".join(dict.fromkeys(built.source_hash for built in self.builds))
-
-    @property
-    def build_info(self) -> dict[str, int]:
-        """The largest register count and the sum of spilled bytes over the launches; empty on the CPU machine."""
-        if any(built.registers is None for built in self.builds):
-            return {}
-        return {"registers": max((b.registers for b in self.builds), default=0),
-                "spill_bytes": sum(b.spill_bytes for b in self.builds)}
-
-
-class _Binding:
-    """Collects a call's arrays as tensors of one machine, with the copies that plain NumPy arrays need."""
-
-    def __init__(self, **arrays):
-        foreign = [name for name, x in arrays.items() if not isinstance(x, np.ndarray)]
-        if foreign and len(foreign) < len(arrays):
-            inside = next(name for name in arrays if name not in foreign)
-            raise contract.refuse(foreign[0], f"a NumPy array as {inside} is", type(arrays[foreign[0]]).__name__,
-                                  "bring all arrays to one side")
-        for name in foreign:
-            x = arrays[name]
-            if not (hasattr(x, "__cuda_array_interface__") or getattr(x, "is_cuda", False)):
-                raise contract.refuse(name, "a NumPy, CuPy or CUDA PyTorch array", type(x).__name__, "convert it")
-        self.first = next(iter(arrays.values()))
-        self.machine = open_machine("gpu" if foreign else "cpu")
-        self.copies_in, self.copies_out = [], []
-        self.tensors: dict[str, Tensor] = {name: self._input(x) for name, x in arrays.items()}
-
-    def _host(self) -> bool:
-        return self.machine.name == "cpu"
-
-    def _input(self, x) -> Tensor:
-        if self._host() and not self.machine.owns(x):
-            inside = self.machine.empty(x.shape, x.dtype)
-            self.copies_in.append((inside, x))
-            x = inside
-        return self.machine.tensor(x)
-
-    def output(self, name: str, shape, dtype: str, given=None):
-        """The array an output goes to, the caller's or a new one; binds it under `name`."""
-        if given is None and not self._host():
-            given = self.machine.like(self.first, shape, dtype)
-        if given is None or (self._host() and not self.machine.owns(given)):
-            inside = self.machine.empty(shape, dtype)
-            if given is not None:
-                contract.same("out", (tuple(given.shape), given.dtype.name), "the result", (tuple(shape), dtype))
-                self.copies_out.append((inside, given))
-            self.tensors[name] = self.machine.tensor(inside)
-            return inside if given is None else given
-        self.tensors[name] = self.machine.tensor(given)
-        contract.same("out", (self.tensors[name].shape, self.tensors[name].dtype), "the result", (tuple(shape), dtype))
-        return given
-
-    def values(self, name: str) -> np.ndarray:
-        """An input's contents on the host."""
-        inside = self.tensors[name].array
-        outside = next((out for copy, out in self.copies_in if copy is inside), None)
-        return outside if outside is not None else self.machine.download(inside)
-
-    def inout(self, name: str) -> None:
-        """An input that the kernel also writes: copied back where it was copied in."""
-        inside = self.tensors[name].array
-        self.copies_out += [pair for pair in self.copies_in if pair[0] is inside]
-
-    def planned(self, row: Row, shape, constants, outputs, scalars, lengths=None) -> Planned:
-        """Resolves plan and binaries, makes the scratch, and prepares every launch that has work."""
-        machine = self.machine
-        plan, builds = _resolve(row, shape, machine.device, tuple(sorted((constants or {}).items())))
-        for name, (extent, dtype) in plan.scratch.items():
-            self.output(name, extent, dtype)
-        bound = row.arguments(shape, plan, {**self.tensors, **scalars})
-        launches = [
-            machine.prepare(built, launch.grid, launch.block, launch.smem_bytes, args)
-            for launch, built, args in zip(plan.launches, builds, bound) if all(launch.grid)
-        ]
-        first = self.first
-        return Planned(row, shape, plan, machine, outputs, builds, lengths, launches, self.copies_in, self.copies_out,
-                       lambda: machine.stream(first))
+    alike = None if out is not None or _wants_checks() else signature(*arrays)
+    if alike is None:
+        return make().run()
+    key = (plan, alike, tuple(options.values()), tuple(sorted((constants or {}).items())))
+    return repeated(key, arrays, names, returns, make)
 
 
 def _choose(kernel: str, family: str, default: str) -> Row:
@@ -210,7 +82,7 @@ def plan_attention(q, k, v, *, causal: bool = False, softmax_scale: float | None
     for name, x in (("q", q), ("k", k), ("v", v)):
         contract.rank(name, x, "B, M, H, D" if name == "q" else "B, N, HKV, D")
     layout = contract.layout(layout, q.shape, k.shape)
-    binding = _Binding(q=q, k=k, v=v)
+    binding = Binding(q=q, k=k, v=v)
     if layout == "bhsd":
         binding.tensors = {name: _swap(t) for name, t in binding.tensors.items()}
     tq, tk, tv = (binding.tensors[name] for name in "qkv")
@@ -244,8 +116,8 @@ def attention(q, k, v, *, causal: bool = False, softmax_scale: float | None = No
     -------
     o, or (o, lse) with `return_lse`.
     """
-    o, lse = plan_attention(q, k, v, causal=causal, softmax_scale=softmax_scale, layout=layout, kernel=kernel,
-                            constants=constants, out=out).run()
+    options = {"causal": causal, "softmax_scale": softmax_scale, "layout": layout, "kernel": kernel}
+    o, lse = _run(plan_attention, (q, k, v), ("q", "k", "v"), ("o", "lse"), options, constants, out)
     return (o, lse) if return_lse else o
 
 
@@ -255,7 +127,7 @@ def _swap(t: Tensor) -> Tensor:
     return Tensor(t.address, (b, n, h, d), (sb, sn, sh, sd), t.dtype, t.itemsize, t.array)
 
 
-def _check_cache(t: dict[str, Tensor], page_check: bool, binding: _Binding, more: int = 0) -> None:
+def _check_cache(t: dict[str, Tensor], page_check: bool, binding: Binding, more: int = 0) -> None:
     """Shapes of a cache, its table and lengths; their values where that costs no synchronisation, or with CUATTN_CHECK=1."""
     b = t["block_table"].shape[0]
     contract.same("v_cache.shape", t["v_cache"].shape, "k_cache", t["k_cache"].shape)
@@ -273,8 +145,12 @@ def _check_cache(t: dict[str, Tensor], page_check: bool, binding: _Binding, more
         contract.page_table(pages, page_size, table, lengths, more)
 
 
-def _checks_values(binding: _Binding) -> bool:
-    return binding.machine.name == "cpu" or os.environ.get("CUATTN_CHECK") == "1"
+def _wants_checks() -> bool:
+    return os.environ.get("CUATTN_CHECK") == "1"
+
+
+def _checks_values(binding: Binding) -> bool:
+    return binding.machine.name == "cpu" or _wants_checks()
 
 
 def plan_decode(q, k_cache, v_cache, block_table, cache_seqlens, *, softmax_scale: float | None = None, kernel: str = "auto",
@@ -308,7 +184,7 @@ def plan_decode(q, k_cache, v_cache, block_table, cache_seqlens, *, softmax_scal
     for name, x in (("k_cache", k_cache), ("v_cache", v_cache)):
         contract.rank(name, x, "num_pages, page_size, HKV, D")
     contract.rank("block_table", block_table, "B, max_pages")
-    binding = _Binding(q=q, k_cache=k_cache, v_cache=v_cache, block_table=block_table, cache_seqlens=cache_seqlens)
+    binding = Binding(q=q, k_cache=k_cache, v_cache=v_cache, block_table=block_table, cache_seqlens=cache_seqlens)
     t = binding.tensors
     (b, m, h, d), (_, page_size, hkv, _) = t["q"].shape, t["k_cache"].shape
     if m != 1:
@@ -341,8 +217,9 @@ def decode(q, k_cache, v_cache, block_table, cache_seqlens, *, softmax_scale: fl
     -------
     o, or (o, lse) with `return_lse`.
     """
-    o, lse = plan_decode(q, k_cache, v_cache, block_table, cache_seqlens, softmax_scale=softmax_scale, kernel=kernel,
-                         constants=constants, out=out).run()
+    arrays = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table, "cache_seqlens": cache_seqlens}
+    options = {"softmax_scale": softmax_scale, "kernel": kernel}
+    o, lse = _run(plan_decode, tuple(arrays.values()), tuple(arrays), ("o", "lse"), options, constants, out)
     return (o, lse) if return_lse else o
 
 
@@ -370,7 +247,7 @@ def plan_append(k, v, k_cache, v_cache, block_table, cache_seqlens, *, kernel: s
     for name, x in (("k_cache", k_cache), ("v_cache", v_cache)):
         contract.rank(name, x, "num_pages, page_size, HKV, D")
     contract.rank("block_table", block_table, "B, max_pages")
-    binding = _Binding(k=k, v=v, k_cache=k_cache, v_cache=v_cache, block_table=block_table, cache_seqlens=cache_seqlens)
+    binding = Binding(k=k, v=v, k_cache=k_cache, v_cache=v_cache, block_table=block_table, cache_seqlens=cache_seqlens)
     t = binding.tensors
     b, count, hkv, d = t["k"].shape
     page_size = t["k_cache"].shape[1]
@@ -395,7 +272,9 @@ def plan_append(k, v, k_cache, v_cache, block_table, cache_seqlens, *, kernel: s
 
 def append_kv(k, v, k_cache, v_cache, block_table, cache_seqlens) -> None:
     """Writes new K and V rows into a paged cache. See `plan_append`."""
-    plan_append(k, v, k_cache, v_cache, block_table, cache_seqlens).run()
+    arrays = {"k": k, "v": v, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table,
+              "cache_seqlens": cache_seqlens}
+    _run(plan_append, tuple(arrays.values()), tuple(arrays), (), {}, None)
 
 
 def merge_states(o_a, lse_a, o_b, lse_b):
@@ -416,7 +295,7 @@ def merge_states(o_a, lse_a, o_b, lse_b):
         contract.rank(name, x, "B, M, H, D")
     for name, x in (("lse_a", lse_a), ("lse_b", lse_b)):
         contract.rank(name, x, "B, H, M")
-    binding = _Binding(o_a=o_a, lse_a=lse_a, o_b=o_b, lse_b=lse_b)
+    binding = Binding(o_a=o_a, lse_a=lse_a, o_b=o_b, lse_b=lse_b)
     t, machine = binding.tensors, binding.machine
     b, m, h, d = t["o_a"].shape
     contract.dtype("o_a", t["o_a"], (*HALF, "float32"))
@@ -429,7 +308,7 @@ def merge_states(o_a, lse_a, o_b, lse_b):
     return _merge(binding, (o_a, o_b), (lse_a, lse_b), b, m, h, d)
 
 
-def _merge(binding: _Binding, outputs, lses, b: int, m: int, h: int, d: int):
+def _merge(binding: Binding, outputs, lses, b: int, m: int, h: int, d: int):
     """Lays the two states side by side as two splits and lets `combine` merge them."""
     machine, t = binding.machine, binding.tensors
     dtype, make = t["o_a"].dtype, machine.like
@@ -463,18 +342,18 @@ def plan_probe(machine: Machine, kernel: str, *, bytes: int = 0, flops: int = 0,
     """
     row = kernels.find(kernel, "probe")
     shape = ProbeShape(bytes, flops, dtype)
-    plan, builds = _resolve(row, shape, machine.device, tuple(sorted((constants or {}).items())))
+    plan, builds = resolve(row, shape, machine.device, tuple(sorted((constants or {}).items())))
     sink = plan.constants["blocks"] * plan.constants["threads"]
     buffers = {
         "source": machine.empty((max(bytes, 32 * 24) // 4,), "uint32"),
         "sink": machine.empty((bytes // 4 if kernel == "copy" else sink,), "uint32"),
     }
     _fill(machine, buffers["source"])
-    bound = row.arguments(shape, plan, {name: machine.tensor(x) for name, x in buffers.items()})
+    tensors = {name: machine.tensor(x) for name, x in buffers.items()}
+    bound = row.arguments(shape, plan, tensors)
     launches = [machine.prepare(built, launch.grid, launch.block, launch.smem_bytes, args)
                 for launch, built, args in zip(plan.launches, builds, bound)]
-    return Planned(row, shape, plan, machine, tuple(buffers.values()), builds, None, launches, [], [],
-                   lambda: machine.stream(None))
+    return Planned(row, shape, plan, machine, tuple(buffers.values()), builds, tensors, launches)
 
 
 def _fill(machine: Machine, array) -> None:

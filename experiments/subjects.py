@@ -1,8 +1,9 @@
-"""What a case runs and judges: one of our kernels or a peer, on dense attention, paged decode, append, or a probe.
+"""What a case runs and judges: a kernel on dense attention, paged decode or append; a peer; or a probe.
 
-A subject owns its arrays. `run` only launches, `poison` fills the outputs with NaN, `verdict` says whether the last run
-was right.
+A subject owns its arrays. `run` only launches, `poison` fills the outputs with NaN, `verdict` says whether the
+last run was right.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
@@ -19,7 +20,7 @@ from experiments.costs import constants_of
 
 
 def make(machine, params: Mapping[str, Any], entry: Entry, trim: Callable[[], Any]):
-    """Build inputs, plan and compile. `trim` is called between, when the inputs are made, to forget their temporaries."""
+    """Build inputs, plan and compile; `trim` is called in between, to forget the inputs' temporaries."""
     if params["family"] == "probe":
         return Probe(machine, params)
     if entry.row is None:
@@ -48,8 +49,11 @@ class _Ours:
     def columns(self) -> dict[str, Any]:
         """Columns known once it is compiled."""
         info = self.planned.build_info
-        return {"source_hash": self.planned.source_hash, "registers": info.get("registers"),
-                "spill_bytes": info.get("spill_bytes")}
+        return {
+            "source_hash": self.planned.source_hash,
+            "registers": info.get("registers"),
+            "spill_bytes": info.get("spill_bytes"),
+        }
 
     def outside_bytes(self) -> int:
         """Memory it uses outside the machine's pool."""
@@ -63,8 +67,13 @@ class Prefill(_Ours):
     """Dense attention."""
 
     def _plan(self, constants):
-        return cuattn.plan_attention(**self.arrays, causal=self.params["causal"], layout=self.params["layout"],
-                                     kernel=self.params["kernel"], constants=constants)
+        return cuattn.plan_attention(
+            **self.arrays,
+            causal=self.params["causal"],
+            layout=self.params["layout"],
+            kernel=self.params["kernel"],
+            constants=constants,
+        )
 
     def verdict(self) -> Verdict:
         o, lse = self.planned.outputs
@@ -73,8 +82,10 @@ class Prefill(_Ours):
 
 def check_prefill(params, arrays, o, lse, rounding: str) -> Verdict:
     """Judge dense attention in the case's layout."""
-    dense = {name: x.transpose(0, 2, 1, 3) if params["layout"] == "bhsd" else x
-             for name, x in {**arrays, "o": o}.items()}
+    dense = {
+        name: x.transpose(0, 2, 1, 3) if params["layout"] == "bhsd" else x
+        for name, x in {**arrays, "o": o}.items()
+    }
     return compare.check_attention(**dense, lse=lse, causal=params["causal"], rounding=rounding)
 
 
@@ -102,20 +113,34 @@ class Append(_Ours):
 
     def verdict(self) -> Verdict:
         a = self.arrays
-        return compare.check_append(a["k"], a["v"], self.before["k_cache"], self.before["v_cache"], a["block_table"],
-                                    a["cache_seqlens"], a["k_cache"], a["v_cache"])
+        return compare.check_append(
+            a["k"],
+            a["v"],
+            self.before["k_cache"],
+            self.before["v_cache"],
+            a["block_table"],
+            a["cache_seqlens"],
+            a["k_cache"],
+            a["v_cache"],
+        )
 
 
 class Probe(_Ours):
-    """A kernel that measures the device; its answer is checked too, so that no time stands for work left undone."""
+    """A kernel that measures the device; its answer is checked, so that no time stands for work undone."""
 
     def __init__(self, machine, params):
         super().__init__(machine, params, {})
 
     def _plan(self, constants):
         p = self.params
-        return cuattn.plan_probe(self.machine, p["kernel"], bytes=p.get("bytes", 0), flops=p.get("flops", 0),
-                                 dtype=p["dtype"], constants=constants)
+        return cuattn.plan_probe(
+            self.machine,
+            p["kernel"],
+            bytes=p.get("bytes", 0),
+            flops=p.get("flops", 0),
+            dtype=p["dtype"],
+            constants=constants,
+        )
 
     def poison(self) -> None:
         self.machine.poison(self.planned.outputs[1])
@@ -133,7 +158,9 @@ class Probe(_Ours):
             wrong = int((~(warps == warps[0])).sum())
         else:
             wrong = 0
-        message = f"{name}: {wrong} values differ from what the probe must leave behind" if wrong else "as expected"
+        message = (
+            f"{name}: {wrong} values differ from what the probe must leave behind" if wrong else "as expected"
+        )
         return Verdict(wrong == 0, float(wrong), 0.0, 0.0, 0.0, (), message)
 
 
@@ -142,8 +169,8 @@ def _fold(words) -> int:
     words = words.reshape(-1)
     while words.size > 1:
         half = words.size // 2
-        rest = words[2 * half:]
-        words = words[:half] ^ words[half:2 * half]
+        rest = words[2 * half :]
+        words = words[:half] ^ words[half : 2 * half]
         if rest.size:
             words[:1] ^= rest
     return int(words[0]) if words.size else 0

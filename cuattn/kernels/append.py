@@ -16,7 +16,7 @@ def plan(shape: AppendShape, device, overrides=None) -> Plan:
 def cost(shape: AppendShape, plan: Plan, lengths=None) -> Cost:
     """Each row once in and once out; every thread reads the length and the page number."""
     tokens, row = shape.b * shape.t, 2 * shape.hkv * shape.d * ELEMENT_BYTES[shape.dtype]
-    return Cost(0, tokens * (row + 8 * THREADS), tokens * row, 1)
+    return Cost(0, tokens * (row + 8 * THREADS), tokens * row, plan.launch_count)
 
 
 def arguments(shape: AppendShape, plan: Plan, t) -> list:

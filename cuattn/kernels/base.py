@@ -102,11 +102,28 @@ class Launch:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything decidable from the shape and the device. Scratch maps a name to (shape, dtype)."""
+    """Everything decidable from the shape and the device.
+
+    Parameters
+    ----------
+    launches : tuple of Launch
+    constants : mapping
+        The tunables as chosen.
+    scratch : mapping of name to (shape, dtype)
+    rounding : {"float32", "weights", "input"}
+        What is rounded to the input dtype, and so how the output is judged: e^(s − m) only; P = softmax(S) after its
+        division by l; or the scores S as well.
+    """
 
     launches: tuple[Launch, ...]
     constants: Mapping[str, Any]
     scratch: Mapping[str, tuple[tuple[int, ...], str]] = field(default_factory=dict)
+    rounding: str = "float32"
+
+    @property
+    def launch_count(self) -> int:
+        """Launches with work to do: an empty grid is not launched."""
+        return sum(1 for launch in self.launches if all(launch.grid))
 
     @property
     def scratch_bytes(self) -> int:
@@ -161,8 +178,6 @@ class Row:
         `tensors` maps names to machine.Tensor; values are Tensor or NumPy scalars.
     deterministic : bool
         Equal bits whatever the schedule.
-    rounding : str
-        "float32": scores stay in float32 until P; "input": they are rounded to the input dtype first.
     spills : str
         Empty, or the reason why register spills are accepted.
     """
@@ -180,7 +195,6 @@ class Row:
     cost: Callable[..., Cost]
     arguments: Callable[..., list]
     deterministic: bool = True
-    rounding: str = "float32"
     spills: str = ""
 
     def __post_init__(self):

@@ -22,10 +22,12 @@ def _tiles(shape: AttentionShape) -> list[tuple[int, int, int]]:
     A warp holds its rows of S and O in registers: 32 rows while O is at most 128 wide, 16 beyond. Few queries take the
     small tile, since rows past M are computed for nothing.
     """
-    wide = round_up(shape.d, MMA_ROWS) > 128
-    if wide or shape.m <= 64:
+    width = round_up(shape.d, MMA_ROWS)
+    if shape.m <= 64:
         return [(64, 64, 4), (64, 32, 4), (32, 32, 2), (16, 16, 1)]
-    return [(128, 64, 4), (128, 32, 4), (64, 32, 4)]
+    if width > 128:
+        return [(128, 64, 8), (64, 32, 4), (32, 32, 2), (16, 16, 1)]
+    return [(128, 64, 4)] * (width <= 96) + [(128, 32, 4), (64, 32, 4)]
 
 
 def plan(shape: AttentionShape, device, overrides=None) -> Plan:
@@ -67,7 +69,7 @@ def cost(shape: AttentionShape, plan: Plan, lengths=None) -> Cost:
         flops=4 * heads * shape.visible * shape.d,
         bytes_loaded=heads * rows_read * shape.d * size,
         bytes_stored=heads * shape.m * (shape.d * size + 4),
-        launches=1,
+        launches=plan.launch_count,
     )
 
 

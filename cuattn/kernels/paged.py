@@ -91,7 +91,7 @@ def cost(shape: DecodeShape, plan: Plan, lengths) -> Cost:
         busy = sum(1 for length in lengths for keys in keys_by_split(length, splits, warps) if keys)
         loaded += shape.h * shape.d // 2 * (shape.b * splits * 4 + busy * 8)
         stored += shape.b * shape.h * (shape.d * size + 4)
-    return Cost(4 * shape.h * tokens * shape.d, loaded, stored, len(plan.launches), plan.scratch_bytes)
+    return Cost(4 * shape.h * tokens * shape.d, loaded, stored, plan.launch_count, plan.scratch_bytes)
 
 
 def arguments(shape: DecodeShape, plan: Plan, t) -> list:

@@ -51,7 +51,8 @@ def plan(shape: AttentionShape, device, overrides=None) -> Plan:
             Launch(FILE, "standard_output", (tiles, 1, count), 2 * block, output_smem, compiled),
         ]
     scratch = {"s": ((group, shape.m, columns), score), "p": ((group, shape.m, columns), shape.dtype)}
-    return Plan(tuple(launches), {"head_group": group, "score": chosen["score"], "block": block}, scratch)
+    constants = {"head_group": group, "score": chosen["score"], "block": block}
+    return Plan(tuple(launches), constants, scratch, "input" if chosen["score"] == "input" else "weights")
 
 
 def cost(shape: AttentionShape, plan: Plan, lengths=None) -> Cost:
@@ -62,10 +63,10 @@ def cost(shape: AttentionShape, plan: Plan, lengths=None) -> Cost:
     tiles_m, tiles_n = ceil_div(m, block), ceil_div(columns, block)
     scores = (tiles_n * m + tiles_m * n) * d * size
     softmax = 2 * m * columns * score
-    output = m * columns * size + tiles_m * n * d * size
+    output = (m * columns * size if n else 0) + tiles_m * n * d * size  # without keys P is not read
     stored = m * columns * (score + size) + m * (d * size + 4)
     return Cost(4 * heads * shape.visible * d, heads * (scores + softmax + output), heads * stored,
-                len(plan.launches), plan.scratch_bytes)
+                plan.launch_count, plan.scratch_bytes)
 
 
 def arguments(shape: AttentionShape, plan: Plan, t) -> list:

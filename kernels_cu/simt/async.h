@@ -1,5 +1,6 @@
-// async: cp.async. A copy happens as late as is legal, when its own thread waits for its group, so that a missing wait reads
-// NaN and a buffer filled too early overwrites what is still in use; or eagerly, when it is issued.
+// async: cp.async. A copy happens as late as is legal, when its own thread waits for its group, so that a
+// missing wait reads NaN and a buffer filled too early overwrites what is still in use; or eagerly, when it
+// is issued.
 #pragma once
 #include "warp.h"
 
@@ -7,7 +8,8 @@ namespace simt {
 
 inline void copy_now(const Copy& copy) {
   if (copy.source_bytes)
-    memcpy(copy.to, reinterpret_cast<const char*>(copy.from + machine.launch.window_to_memory), copy.source_bytes);
+    memcpy(copy.to, reinterpret_cast<const char*>(copy.from + machine.launch.window_to_memory),
+           copy.source_bytes);
   memset(copy.to + copy.source_bytes, 0, copy.bytes - copy.source_bytes);
 }
 
@@ -23,10 +25,13 @@ SIMT_COLD void grow(CopyQueue& queue) {
   if (!queue.items || !queue.group_ends) abort();
 }
 
-/// Copies `source_bytes` bytes and fills the rest of `bytes` (4, 8 or 16) with zero. With 0 source bytes g_from is not read.
-SIMT_INLINE void cp_async(void* s_to, const void* g_from, int bytes, int source_bytes, Site site = Site::here()) {
+/// Copies `source_bytes` bytes and fills the rest of `bytes` (4, 8 or 16) with zero. With 0 source bytes
+/// g_from is not read.
+SIMT_INLINE void cp_async(void* s_to, const void* g_from, int bytes, int source_bytes,
+                          Site site = Site::here()) {
   if ((bytes != 4 && bytes != 8 && bytes != 16) || source_bytes < 0 || source_bytes > bytes) [[unlikely]]
-    fail(site, "cp.async of %d bytes, %d of them read: expected 4, 8 or 16, and at most as many read", bytes, source_bytes);
+    fail(site, "cp.async of %d bytes, %d of them read: expected 4, 8 or 16, and at most as many read", bytes,
+         source_bytes);
   check_shared(s_to, bytes, bytes, Access::write, site);
   if (source_bytes) translate(g_from, source_bytes, bytes, Access::read, site);
   machine.counters.bytes_loaded += source_bytes;
@@ -34,14 +39,16 @@ SIMT_INLINE void cp_async(void* s_to, const void* g_from, int bytes, int source_
   Copy copy{static_cast<char*>(s_to), reinterpret_cast<uint64_t>(g_from), bytes, source_bytes};
   if (!machine.launch.copies_late) return copy_now(copy);
   CopyQueue& queue = current->copies;
-  if (queue.count == queue.capacity) [[unlikely]] grow(queue);
+  if (queue.count == queue.capacity) [[unlikely]]
+    grow(queue);
   queue.items[queue.count++] = copy;
 }
 
 /// Closes the group of copies issued since the last commit.
 inline void cp_async_commit(Site = Site::here()) {
   CopyQueue& queue = current->copies;
-  if (queue.groups == queue.group_capacity) [[unlikely]] grow(queue);
+  if (queue.groups == queue.group_capacity) [[unlikely]]
+    grow(queue);
   queue.group_ends[queue.groups++] = queue.count;
 }
 

@@ -12,7 +12,8 @@ SIMT_INLINE void run(Fiber* next) {
   simt_fiber_switch(&me->stack_pointer, next->stack_pointer);
 }
 
-/// The next ready thread: later in this warp's order, else earlier in it, else of the warps that follow. Null if none.
+/// The next ready thread: later in this warp's order, else earlier in it, else of the warps that follow. Null
+/// if none.
 SIMT_INLINE Fiber* next_in_warp(Warp* warp, uint32_t slot_bit) {
   uint32_t later = warp->ready & ~((slot_bit << 1) - 1u);
   if (uint32_t from = later ? later : warp->ready) return warp->slots + __builtin_ctz(from);
@@ -36,8 +37,8 @@ SIMT_COLD void report_deadlock() {
     Warp& warp = block.warp[w];
     for (int i = 0; i < warp.open; ++i) {
       Rendezvous& r = warp.rendezvous[i];
-      say("\n  warp %d, lanes %08x wait at %s:%d in %s for lanes %08x", warp.id, r.arrived, r.site.name(), r.site.line,
-          kind_name(r.kind), r.mask & ~r.arrived);
+      say("\n  warp %d, lanes %08x wait at %s:%d in %s for lanes %08x", warp.id, r.arrived, r.site.name(),
+          r.site.line, kind_name(r.kind), r.mask & ~r.arrived);
     }
     for (int id = 0; id < BARRIERS; ++id) {
       Barrier& barrier = block.barrier[id];
@@ -45,8 +46,8 @@ SIMT_COLD void report_deadlock() {
       for (uint32_t slots = barrier.waiting_slots[w]; slots; slots &= slots - 1)
         lanes |= 1u << warp.slots[__builtin_ctz(slots)].lane;
       if (!lanes) continue;
-      say("\n  warp %d, lanes %08x wait at %s:%d in %s", warp.id, lanes, barrier.site.name(), barrier.site.line,
-          id ? "named barrier" : "__syncthreads");
+      say("\n  warp %d, lanes %08x wait at %s:%d in %s", warp.id, lanes, barrier.site.name(),
+          barrier.site.line, id ? "named barrier" : "__syncthreads");
       if (id) say(" %d", id);
       say(", which has %d of %d threads", barrier.arrived, barrier.expected ? barrier.expected : block.live);
     }
@@ -57,7 +58,8 @@ SIMT_COLD void look_up();
 
 /// Leaves the running thread, which waits, until something makes it ready again.
 SIMT_INLINE void wait() {
-  if (--machine.slice == 0) [[unlikely]] look_up();
+  if (--machine.slice == 0) [[unlikely]]
+    look_up();
   Fiber* next = next_in_warp(current->warp, current->slot_bit);
   if (!next) [[unlikely]] {
     next = next_in_block(current->warp);
@@ -66,15 +68,17 @@ SIMT_INLINE void wait() {
   run(next);
 }
 
-/// Every SLICE steps: enforces the step limit, and lets other threads run so that a thread may spin on its own block.
+/// Every SLICE steps: enforces the step limit, and lets other threads run so that a thread may spin on its
+/// own block.
 SIMT_COLD void look_up() {
   machine.slice = SLICE;
   machine.steps += SLICE;
   if (machine.steps >= machine.launch.step_limit) {
     const uint3 &t = current->thread_idx, &b = machine.block.index;
-    say("%s: block (%u,%u,%u) took more than %llu steps, last in thread (%u,%u,%u): probably a loop that waits for another "
-        "block (blocks run one after another here); if the kernel is really that long, raise CUATTN_CPU_STEP_LIMIT",
-        machine.launch.kernel, b.x, b.y, b.z, static_cast<unsigned long long>(machine.launch.step_limit), t.x, t.y, t.z);
+    say("%s: block (%u,%u,%u) took more than %llu steps, last in thread (%u,%u,%u): ", machine.launch.kernel,
+        b.x, b.y, b.z, static_cast<unsigned long long>(machine.launch.step_limit), t.x, t.y, t.z);
+    say("probably a loop that waits for another block (blocks run one after another here); "
+        "if the kernel is really that long, raise CUATTN_CPU_STEP_LIMIT");
     give_up();
   }
 }
@@ -97,7 +101,8 @@ SIMT_INLINE void release(Barrier& barrier) {
   ++machine.counters.barriers;
 }
 
-/// Arrives at a barrier and, unless `only_arrive`, waits there. `expected` 0 means all live threads of the block.
+/// Arrives at a barrier and, unless `only_arrive`, waits there. `expected` 0 means all live threads of the
+/// block.
 SIMT_INLINE void arrive(Barrier& barrier, int expected, bool only_arrive, Site site) {
   if (!barrier.arrived || !only_arrive) barrier.site = site;
   barrier.expected = expected;
@@ -113,20 +118,20 @@ SIMT_INLINE void arrive(Barrier& barrier, int expected, bool only_arrive, Site s
 SIMT_INLINE void block_barrier(Site site = Site::here()) {
   Barrier& barrier = machine.block.barrier[0];
   if (barrier.arrived && !(barrier.site == site)) [[unlikely]]
-    fail(site, "divergent __syncthreads: %d threads wait in the one at %s:%d while another is reached", barrier.arrived,
-         barrier.site.name(), barrier.site.line);
+    fail(site, "divergent __syncthreads: %d threads wait in the one at %s:%d while another is reached",
+         barrier.arrived, barrier.site.name(), barrier.site.line);
   arrive(barrier, 0, false, site);
 }
 
 SIMT_COLD Barrier& named_barrier(int id, int threads, Site site) {
   if (id < 1 || id >= BARRIERS) fail(site, "named barrier %d: expected an id from 1 to 15", id);
   if (threads <= 0 || threads % LANES || threads > machine.block.threads)
-    fail(site, "named barrier %d for %d threads: expected a multiple of 32, at most the block's %d", id, threads,
-         machine.block.threads);
+    fail(site, "named barrier %d for %d threads: expected a multiple of 32, at most the block's %d", id,
+         threads, machine.block.threads);
   Barrier& barrier = machine.block.barrier[id];
   if (barrier.arrived && barrier.expected != threads)
-    fail(site, "named barrier %d for %d threads, but %s:%d waits there for %d", id, threads, barrier.site.name(),
-         barrier.site.line, barrier.expected);
+    fail(site, "named barrier %d for %d threads, but %s:%d waits there for %d", id, threads,
+         barrier.site.name(), barrier.site.line, barrier.expected);
   return barrier;
 }
 inline void named_barrier_sync(int id, int threads, Site site = Site::here()) {
@@ -136,7 +141,8 @@ inline void named_barrier_arrive(int id, int threads, Site site = Site::here()) 
   arrive(named_barrier(id, threads, site), threads, true, site);
 }
 
-/// The running thread has returned from the kernel. Barriers count live threads, so its exit may complete one.
+/// The running thread has returned from the kernel. Barriers count live threads, so its exit may complete
+/// one.
 [[noreturn]] inline void retire() {
   Fiber* me = current;
   Warp* warp = me->warp;

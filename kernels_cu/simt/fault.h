@@ -1,7 +1,8 @@
-// fault: turns a memory fault in a kernel into a sentence. The process ends with it; the memory behind device addresses
-// belongs to the parent and survives.
+// fault: turns a memory fault in a kernel into a sentence. The process ends with it; the memory behind device
+// addresses belongs to the parent and survives.
 //
-// Everything the handler does is async-signal-safe: it formats by hand, writes and exits, on a stack of its own.
+// Everything the handler does is async-signal-safe: it formats by hand, writes and exits, on a stack of its
+// own.
 #pragma once
 #include <signal.h>
 

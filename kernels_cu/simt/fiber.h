@@ -1,6 +1,8 @@
-// fiber: a stack and a way to leave it. One CUDA thread is one fiber; a switch saves the callee-saved registers only.
+// fiber: a stack and a way to leave it. One CUDA thread is one fiber; a switch saves the callee-saved
+// registers only.
 //
-// NOTE: fibers of a launch never move to another OS thread: compilers cache addresses of thread-local data across calls.
+// NOTE: fibers of a launch never move to another OS thread: compilers cache addresses of thread-local data
+// across calls.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -30,8 +32,8 @@ asm(".text\n"
     "movq %rsp, (%rdi)\n"
     "movq %rsi, %rsp\n"
     "popq %r15\n popq %r14\n popq %r13\n popq %r12\n popq %rbx\n popq %rbp\n"
-    // NOTE: a jump, not a return: a lane resumes from the call before the one that the lane before it waits in, so a
-    // return would always be predicted wrong. For the same reason everything that waits is inlined into the kernel.
+    // NOTE: a jump, not a return: a lane resumes from the call before the one that the lane before it waits
+    // in, so a return would always be predicted wrong. For the same reason all that waits is inlined.
     "popq %rcx\n"
     "jmp *%rcx\n"
     SIMT_FUNCTION("simt_fiber_boot")
@@ -45,10 +47,10 @@ inline void* fiber_start(char* stack_top, void (*fn)(void*), void* argument) {
   void** sp = reinterpret_cast<void**>(reinterpret_cast<uintptr_t>(stack_top) & ~uintptr_t(63));
   *--sp = nullptr, *--sp = nullptr;  // the ABI wants the stack 16-byte aligned at the call in simt_fiber_boot
   *--sp = reinterpret_cast<void*>(simt_fiber_boot);
-  *--sp = nullptr, *--sp = nullptr;           // rbp, rbx
-  *--sp = argument;                           // r12
-  *--sp = reinterpret_cast<void*>(fn);        // r13
-  *--sp = nullptr, *--sp = nullptr;           // r14, r15
+  *--sp = nullptr, *--sp = nullptr;     // rbp, rbx
+  *--sp = argument;                     // r12
+  *--sp = reinterpret_cast<void*>(fn);  // r13
+  *--sp = nullptr, *--sp = nullptr;     // r14, r15
   return sp;
 }
 }  // namespace simt
@@ -100,7 +102,8 @@ struct StackPool {
     if (threads <= count) return true;
     if (base) munmap(base, count * stride());
     guard_bytes = page, count = 0;
-    void* p = mmap(nullptr, threads * stride(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* p = mmap(nullptr, threads * stride(), PROT_READ | PROT_WRITE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     base = p == MAP_FAILED ? nullptr : static_cast<char*>(p);
     if (!base) return false;
     for (int i = 0; i < threads; ++i)

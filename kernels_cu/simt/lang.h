@@ -2,7 +2,8 @@
 //
 // built with: -std=c++20 -O2 -fPIC -shared -w -ffp-contract=off -fno-strict-aliasing -fvisibility=hidden
 //             -fno-exceptions -fno-rtti -fstack-clash-protection -DCUATTN_SIMT=1 -I kernels_cu
-// NOTE: no fused multiply-add and no -march: equal bits on every CPU of an architecture, and one shared object serves them all.
+// NOTE: no fused multiply-add and no -march: equal bits on every CPU of an architecture, and one shared
+// object serves them all.
 #pragma once
 #include "launch.h"
 
@@ -66,7 +67,7 @@ SIMT_LIBM(fmaf(float, float, float));
 #endif
 
 namespace simt {
-// As on the device, a NaN loses against a number. Compilers call the library for these, kernels use them in inner loops.
+// As on the device, a NaN loses against a number. Compilers would call the library for these.
 SIMT_INLINE float larger(float a, float b) { return a > b || b != b ? a : b; }
 SIMT_INLINE float smaller(float a, float b) { return a < b || b != b ? a : b; }
 }  // namespace simt
@@ -89,9 +90,10 @@ __forceinline__ float __logf(float x) { return logf(x); }
 __forceinline__ float __log2f(float x) { return log2f(x); }
 __forceinline__ float __fdividef(float a, float b) { return a / b; }
 __forceinline__ float __frcp_rn(float x) { return 1.f / x; }
-__forceinline__ bool isnan(float x) { return __builtin_isnan(x); }
-__forceinline__ bool isinf(float x) { return __builtin_isinf(x); }
-__forceinline__ bool isfinite(float x) { return __builtin_isfinite(x); }
+// Macros, because some C++ libraries declare these names themselves in headers that even <utility> includes.
+#define isnan(x) __builtin_isnan(x)
+#define isinf(x) __builtin_isinf(x)
+#define isfinite(x) __builtin_isfinite(x)
 
 template <class To, class From> __forceinline__ To simt_bits(From from) {
   To to;
@@ -113,18 +115,31 @@ inline void __syncwarp(unsigned mask = simt::ALL, SIMT_SITE) { simt::syncwarp(ma
 inline void __threadfence(SIMT_SITE) { simt::fence(site); }
 inline void __threadfence_block(SIMT_SITE) { simt::fence(site); }
 [[noreturn]] inline void __trap(SIMT_SITE) { simt::trap("__trap()", site); }
-template <class T> T __shfl_sync(unsigned mask, T v, int lane, SIMT_SITE) { return simt::shfl(mask, v, lane, site); }
-template <class T> T __shfl_xor_sync(unsigned mask, T v, int x, SIMT_SITE) { return simt::shfl_xor(mask, v, x, site); }
-template <class T> T __shfl_down_sync(unsigned mask, T v, int d, SIMT_SITE) { return simt::shfl_down(mask, v, d, site); }
-template <class T> T __shfl_up_sync(unsigned mask, T v, int d, SIMT_SITE) { return simt::shfl_up(mask, v, d, site); }
+template <class T> T __shfl_sync(unsigned mask, T v, int lane, SIMT_SITE) {
+  return simt::shfl(mask, v, lane, site);
+}
+template <class T> T __shfl_xor_sync(unsigned mask, T v, int lanes, SIMT_SITE) {
+  return simt::shfl_xor(mask, v, lanes, site);
+}
+template <class T> T __shfl_down_sync(unsigned mask, T v, int delta, SIMT_SITE) {
+  return simt::shfl_down(mask, v, delta, site);
+}
+template <class T> T __shfl_up_sync(unsigned mask, T v, int delta, SIMT_SITE) {
+  return simt::shfl_up(mask, v, delta, site);
+}
 inline unsigned __ballot_sync(unsigned mask, bool p, SIMT_SITE) { return simt::ballot(mask, p, site); }
 inline bool __any_sync(unsigned mask, bool p, SIMT_SITE) { return simt::ballot(mask, p, site) != 0; }
 inline bool __all_sync(unsigned mask, bool p, SIMT_SITE) { return simt::ballot(mask, p, site) == mask; }
-template <class T> T atomicAdd(T* p, std::type_identity_t<T> v, SIMT_SITE) { return simt::atomic_add(p, v, site); }
-template <class T> T atomicMax(T* p, std::type_identity_t<T> v, SIMT_SITE) { return simt::atomic_max(p, v, site); }
-template <class T> T atomicMin(T* p, std::type_identity_t<T> v, SIMT_SITE) { return simt::atomic_min(p, v, site); }
-template <class T> T atomicExch(T* p, std::type_identity_t<T> v, SIMT_SITE) { return simt::atomic_exch(p, v, site); }
-template <class T> T atomicCAS(T* p, std::type_identity_t<T> old, std::type_identity_t<T> v, SIMT_SITE) {
-  return simt::atomic_cas(p, old, v, site);
+#define SIMT_ATOMIC(cuda_name, name)                                               \
+  template <class T> T cuda_name(T* p, std::type_identity_t<T> v, SIMT_SITE) {      \
+    return simt::name(p, v, site);                                                 \
+  }
+SIMT_ATOMIC(atomicAdd, atomic_add)
+SIMT_ATOMIC(atomicMax, atomic_max)
+SIMT_ATOMIC(atomicMin, atomic_min)
+SIMT_ATOMIC(atomicExch, atomic_exch)
+#undef SIMT_ATOMIC
+template <class T> T atomicCAS(T* p, std::type_identity_t<T> expected, std::type_identity_t<T> v, SIMT_SITE) {
+  return simt::atomic_cas(p, expected, v, site);
 }
 #undef SIMT_SITE

@@ -1,4 +1,5 @@
-// launch: the entry of a generated shared object. Runs this process's share of a grid, one block after another.
+// launch: the entry of a generated shared object. Runs this process's share of a grid, one block after
+// another.
 #pragma once
 #include <utility>
 
@@ -105,7 +106,8 @@ inline bool reserve_shared(Resources& resources, size_t bytes, size_t page) {
     size_t capacity = (rounded + page - 1) / page * page;
     void* p = mmap(nullptr, capacity + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED) return false;
-    resources.shared_end = static_cast<char*>(p) + capacity;  // a smaller one before it stays mapped: that is rare
+    // A smaller one before it stays mapped: that is rare.
+    resources.shared_end = static_cast<char*>(p) + capacity;
     resources.shared_capacity = capacity;
     if (mprotect(resources.shared_end, page, PROT_NONE) != 0) return false;
   }
@@ -125,7 +127,8 @@ inline bool prepare(const Launch& launch, Report& report) {
   machine.block_dim = {launch.block[0], launch.block[1], launch.block[2]};
   uint64_t threads = uint64_t(launch.block[0]) * launch.block[1] * launch.block[2];
   if (threads < 1 || threads > MAX_WARPS * LANES) {
-    say("%s: a block of %llu threads: expected 1 to 1024", launch.kernel, static_cast<unsigned long long>(threads));
+    say("%s: a block of %llu threads: expected 1 to 1024", launch.kernel,
+        static_cast<unsigned long long>(threads));
     return false;
   }
   machine.block.threads = int(threads);
@@ -188,8 +191,8 @@ int launch(void (*kernel)(Parameters...), const Launch* request, void** argument
 }  // namespace simt
 
 /// Makes a kernel callable from outside: 0 when all went well, else the report holds a message.
-#define SIMT_EXPORT(kernel)                                                                                              \
-  extern "C" __attribute__((visibility("default"))) int simt_launch_##kernel(const simt::Launch* request, void** arguments, \
-                                                                             simt::Report* report) {                     \
-    return simt::launch(kernel, request, arguments, report);                                                             \
+#define SIMT_EXPORT(kernel)                                                   \
+  extern "C" __attribute__((visibility("default"))) int simt_launch_##kernel( \
+      const simt::Launch* request, void** arguments, simt::Report* report) {  \
+    return simt::launch(kernel, request, arguments, report);                  \
   }

@@ -1,7 +1,9 @@
-// memory: global memory behind device addresses, shared memory, atomics. Every access is checked; global ones are counted.
+// memory: global memory behind device addresses, shared memory, atomics. Every access is checked; global ones
+// are counted.
 //
-// A device address lies in a window that is reserved and never mapped. Only this file turns it into the address of the
-// memory behind it, so a kernel that dereferences one itself faults instead of going uncounted (see fault.h).
+// A device address lies in a window that is reserved and never mapped. Only this file turns it into the
+// address of the memory behind it, so a kernel that dereferences one itself faults instead of going uncounted
+// (see fault.h).
 #pragma once
 #include <type_traits>
 
@@ -34,7 +36,8 @@ SIMT_COLD const Extent* nearest_extent(uint64_t address) {
          static_cast<unsigned long long>(address));
   const Extent* e = nearest_extent(address);
   if (!e) fail(site, "%s of %zu bytes of global memory, but the launch has no array argument", verb, bytes);
-  long long offset = static_cast<long long>(address - e->first), size = static_cast<long long>(e->end - e->first);
+  long long offset = static_cast<long long>(address - e->first),
+            size = static_cast<long long>(e->end - e->first);
   if (offset >= 0 && offset + static_cast<long long>(bytes) <= size)
     fail(site, "misaligned %s of %zu bytes at byte %lld of %s (address %#llx)", verb, bytes, offset, e->name,
          static_cast<unsigned long long>(address));
@@ -57,14 +60,17 @@ SIMT_COLD void find_extent(uint64_t address, size_t bytes, Access access, Site s
 /// Checks an access to global memory and returns where the bytes really are.
 SIMT_INLINE char* translate(const void* pointer, size_t bytes, size_t alignment, Access access, Site site) {
   uint64_t address = reinterpret_cast<uint64_t>(pointer);
-  if (address & (alignment - 1)) [[unlikely]] fail_access(address, bytes, access, site);
+  if (address & (alignment - 1)) [[unlikely]]
+    fail_access(address, bytes, access, site);
   if (address < recent_extent.first || address + bytes > recent_extent.end) [[unlikely]]
     find_extent(address, bytes, access, site);
   return reinterpret_cast<char*>(address + machine.launch.window_to_memory);
 }
 
 /// A power-of-two access must be aligned to its size, as on the device.
-template <class T> constexpr size_t alignment_of() { return sizeof(T) & (sizeof(T) - 1) ? alignof(T) : sizeof(T); }
+template <class T> constexpr size_t alignment_of() {
+  return sizeof(T) & (sizeof(T) - 1) ? alignof(T) : sizeof(T);
+}
 
 template <class T> SIMT_INLINE T load_global(const T* p, Site site = Site::here()) {
   const char* from = translate(p, sizeof(T), alignment_of<T>(), Access::read, site);
@@ -90,19 +96,22 @@ inline void fence(Site = Site::here()) { __atomic_thread_fence(__ATOMIC_SEQ_CST)
 SIMT_INLINE void* shared_base() { return machine.block.shared; }
 SIMT_INLINE size_t shared_bytes() { return machine.launch.smem_bytes; }
 
-[[noreturn]] SIMT_COLD void fail_shared(const void* p, size_t bytes, size_t alignment, Access access, Site site) {
+[[noreturn]] SIMT_COLD void fail_shared(const void* p, size_t bytes, size_t alignment, Access access,
+                                        Site site) {
   long long offset = static_cast<const char*>(p) - machine.block.shared;
   if (reinterpret_cast<uintptr_t>(p) & (alignment - 1))
-    fail(site, "misaligned %s of %zu bytes at byte %lld of shared memory", access_name(access), bytes, offset);
+    fail(site, "misaligned %s of %zu bytes at byte %lld of shared memory", access_name(access), bytes,
+         offset);
   if (reinterpret_cast<uint64_t>(p) - machine.launch.window < machine.launch.window_bytes)
     fail(site, "shared memory %s of %zu bytes, but the pointer is a global one", access_name(access), bytes);
-  fail(site, "%s of %zu bytes at byte %lld of shared memory, which has %zu", access_name(access), bytes, offset,
-       shared_bytes());
+  fail(site, "%s of %zu bytes at byte %lld of shared memory, which has %zu", access_name(access), bytes,
+       offset, shared_bytes());
 }
 SIMT_INLINE void check_shared(const void* p, size_t bytes, size_t alignment, Access access, Site site) {
   uint64_t offset = static_cast<uint64_t>(static_cast<const char*>(p) - machine.block.shared);
-  if (offset + bytes > machine.launch.smem_bytes || offset > machine.launch.smem_bytes || (offset & (alignment - 1)))
-    [[unlikely]] fail_shared(p, bytes, alignment, access, site);
+  if (offset + bytes > machine.launch.smem_bytes || offset > machine.launch.smem_bytes ||
+      (offset & (alignment - 1))) [[unlikely]]
+    fail_shared(p, bytes, alignment, access, site);
 }
 
 template <class T> SIMT_INLINE T load_shared(const T* p, Site site = Site::here()) {
@@ -129,7 +138,8 @@ template <class T> SIMT_INLINE T* atomic_target(T* p, Site site) {
   return reinterpret_cast<T*>(translate(p, sizeof(T), sizeof(T), Access::atomic, site));
 }
 
-/// Replaces *p by next(*p) and returns what was there. Atomic among processes, since blocks may run in several.
+/// Replaces *p by next(*p) and returns what was there. Atomic among processes, since blocks may run in
+/// several.
 template <class T, class Next> SIMT_INLINE T atomic_update(T* p, Next next, Site site) {
   T* target = atomic_target(p, site);
   T before, after;
@@ -151,8 +161,8 @@ template <class T> inline T atomic_min(T* p, std::type_identity_t<T> v, Site sit
 template <class T> inline T atomic_exch(T* p, std::type_identity_t<T> v, Site site = Site::here()) {
   return atomic_update(p, [v](T) { return v; }, site);
 }
-template <class T>
-inline T atomic_cas(T* p, std::type_identity_t<T> expected, std::type_identity_t<T> v, Site site = Site::here()) {
+template <class T> inline T atomic_cas(T* p, std::type_identity_t<T> expected, std::type_identity_t<T> v,
+                                       Site site = Site::here()) {
   return atomic_update(p, [=](T old) { return memcmp(&old, &expected, sizeof(T)) == 0 ? v : old; }, site);
 }
 

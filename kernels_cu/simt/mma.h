@@ -1,7 +1,8 @@
 // mma: ldmatrix and mma.sync.m16n8k16, with the fragment layouts of the PTX manual.
 //
-// Fragments are deposited in the warp's MmaBuffer where the product wants them. A lane's slots are written by that lane and
-// by the last lane of the call alone, so the buffer is free again as soon as every lane has come to the next call.
+// Fragments are deposited in the warp's MmaBuffer where the product wants them. A lane's slots are written by
+// that lane and by the last lane of the call alone, so the buffer is free again as soon as every lane has
+// come to the next call.
 #pragma once
 #include "warp.h"
 
@@ -15,13 +16,14 @@ typedef uint16_t Half8 __attribute__((vector_size(16), aligned(2)));
 // ---- ldmatrix
 
 #if defined(__clang__) || __GNUC__ >= 12
-#define SIMT_INTERLEAVE(a, b, half)                                                                                    \
-  __builtin_shufflevector(a, b, half * 4, half * 4 + 8, half * 4 + 1, half * 4 + 9, half * 4 + 2, half * 4 + 10,       \
-                          half * 4 + 3, half * 4 + 11)
+#define SIMT_INTERLEAVE(a, b, half)                                                               \
+  __builtin_shufflevector(a, b, half * 4, half * 4 + 8, half * 4 + 1, half * 4 + 9, half * 4 + 2, \
+                          half * 4 + 10, half * 4 + 3, half * 4 + 11)
 #else
-#define SIMT_INTERLEAVE(a, b, half)                                                                                    \
-  __builtin_shuffle(a, b, Half8{half * 4, half * 4 + 8, half * 4 + 1, half * 4 + 9, half * 4 + 2, half * 4 + 10,       \
-                                half * 4 + 3, half * 4 + 11})
+#define SIMT_INTERLEAVE(a, b, half)                                                                        \
+  __builtin_shuffle(a, b,                                                                                  \
+                    Half8{half * 4, half * 4 + 8, half * 4 + 1, half * 4 + 9, half * 4 + 2, half * 4 + 10, \
+                          half * 4 + 3, half * 4 + 11})
 #endif
 
 /// Transposes 8 × 8 elements: three rounds in which row i is interleaved with row i + 4.
@@ -37,7 +39,8 @@ SIMT_INLINE void transpose(Half8 (&m)[8]) {
 }
 #undef SIMT_INTERLEAVE
 
-/// Lane 4 r + t gets elements 2 t and 2 t + 1 of row r: in lane order a matrix is its rows, one after the other.
+/// Lane 4 r + t gets elements 2 t and 2 t + 1 of row r: in lane order a matrix is its rows, one after the
+/// other.
 __attribute__((noinline)) inline void ldmatrix_all(MmaBuffer& buffer, int count, bool trans) {
   for (int i = 0; i < count; ++i) {
     Half8 m[8];
@@ -47,8 +50,8 @@ __attribute__((noinline)) inline void ldmatrix_all(MmaBuffer& buffer, int count,
   }
 }
 
-/// `count` (1, 2 or 4) 8 × 8 matrices of 16-bit elements; lane i gives row i % 8 of matrix i / 8. Lanes past 8·count give
-/// an address that is not read.
+/// `count` (1, 2 or 4) 8 × 8 matrices of 16-bit elements; lane i gives row i % 8 of matrix i / 8. Lanes past
+/// 8·count give an address that is not read.
 SIMT_INLINE void ldmatrix(uint32_t* r, int count, bool trans, const void* s_row, Site site = Site::here()) {
   if (count != 1 && count != 2 && count != 4) [[unlikely]]
     fail(site, "ldmatrix of %d matrices: expected 1, 2 or 4", count);
@@ -62,8 +65,8 @@ SIMT_INLINE void ldmatrix(uint32_t* r, int count, bool trans, const void* s_row,
 
 // ---- mma.sync
 
-/// Eight 16-bit floats, each in the low half of a word. NOTE: denormal float16 numbers go by way of integers, because they
-/// must survive while the machine flushes denormal float32 numbers.
+/// Eight 16-bit floats, each in the low half of a word. NOTE: denormal float16 numbers go by way of integers,
+/// because they must survive while the machine flushes denormal float32 numbers.
 template <bool BF16> SIMT_INLINE void widen(const Word8& h, Float8& out) {
   Word8 bits;
   if constexpr (BF16) {
@@ -121,7 +124,8 @@ inline void mma_f16(MmaBuffer& buffer) { mma_all<false>(buffer); }
 __attribute__((target("avx2"))) inline void mma_bf16_avx2(MmaBuffer& buffer) { mma_all<true>(buffer); }
 __attribute__((target("avx2"))) inline void mma_f16_avx2(MmaBuffer& buffer) { mma_all<false>(buffer); }
 __attribute__((visibility("hidden"))) inline const MmaFunction mma_functions[2] = {
-    __builtin_cpu_supports("avx2") ? mma_f16_avx2 : mma_f16, __builtin_cpu_supports("avx2") ? mma_bf16_avx2 : mma_bf16};
+    __builtin_cpu_supports("avx2") ? mma_f16_avx2 : mma_f16,
+    __builtin_cpu_supports("avx2") ? mma_bf16_avx2 : mma_bf16};
 #else
 constexpr MmaFunction mma_functions[2] = {mma_f16, mma_bf16};
 #endif
@@ -134,10 +138,13 @@ SIMT_INLINE void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint3
   for (int i = 0; i < 4; ++i) buffer.a[i][lane] = a[i];
   for (int i = 0; i < 2; ++i) buffer.b[i * 4 + lane % 4][lane / 4] = b[i];
   for (int i = 0; i < 4; ++i) buffer.d[i / 2][lane * 2 + i % 2] = d[i];
-  meet(ALL, Kind::mma, nullptr, [&](void**, uint32_t) {
-    ++machine.counters.mma;
-    mma_functions[bf16](buffer);
-  }, site);
+  meet(
+      ALL, Kind::mma, nullptr,
+      [&](void**, uint32_t) {
+        ++machine.counters.mma;
+        mma_functions[bf16](buffer);
+      },
+      site);
   for (int i = 0; i < 4; ++i) d[i] = buffer.d[i / 2][lane * 2 + i % 2];
 }
 

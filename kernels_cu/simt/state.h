@@ -1,6 +1,8 @@
-// state: the one block in flight (its threads, warps, barriers), what a launch asks for, and how a mistake becomes a message.
+// state: the one block in flight (its threads, warps, barriers), what a launch asks for, and how a mistake
+// becomes a message.
 //
-// One launch runs at a time in a process, on one OS thread, one block after another; so the state is plain globals.
+// One launch runs at a time in a process, on one OS thread, one block after another; so the state is plain
+// globals.
 #pragma once
 #include <stdarg.h>
 #include <stdio.h>
@@ -13,12 +15,15 @@
 #define SIMT_INLINE inline __attribute__((always_inline))
 #define SIMT_COLD inline __attribute__((noinline, cold))
 
-struct uint3 { unsigned x, y, z; };
+struct uint3 {
+  unsigned x, y, z;
+};
 struct dim3 {
   unsigned x = 1, y = 1, z = 1;
 };
 
-// NOTE: not in namespace simt, or argument-dependent lookup would find simt's functions beside those of prim/ of the same name.
+// NOTE: not in namespace simt, or argument-dependent lookup would find simt's functions beside those of prim/
+// of the same name.
 namespace simt_site {
 /// Where a kernel called from. As a default argument it names the caller's line, not the header's.
 struct Site {
@@ -64,15 +69,15 @@ struct Launch {
   uint64_t smem_bytes;
   const Extent* extents;
   int32_t extent_count;
-  int32_t order;              // simt::Order, of threads within a warp, of warps and of blocks
-  uint64_t seed;              // of Order::shuffle
-  int32_t copies_late;        // cp.async happens when waited for; otherwise when issued
-  int32_t worker, workers;    // this process runs blocks worker, worker + workers, … in the order's sequence
-  int32_t fault_fd;           // where a fault is reported before the process ends; -1 is stderr
+  int32_t order;            // simt::Order, of threads within a warp, of warps and of blocks
+  uint64_t seed;            // of Order::shuffle
+  int32_t copies_late;      // cp.async happens when waited for; otherwise when issued
+  int32_t worker, workers;  // this process runs blocks worker, worker + workers, … in the order's sequence
+  int32_t fault_fd;         // where a fault is reported before the process ends; -1 is stderr
   uint64_t window, window_bytes;  // device addresses: reserved, never mapped
   int64_t window_to_memory;       // added to a device address to reach the memory behind it
   Resources* resources;
-  uint64_t step_limit;            // steps a block may take; a step is a load, an atomic or a wait
+  uint64_t step_limit;  // steps a block may take; a step is a load, an atomic or a wait
 };
 
 /// What a launch did. The counters are those of cuattn.machine.Counters, in its order.
@@ -113,7 +118,8 @@ SIMT_COLD const char* kind_name(Kind kind) {
   return names[int(kind)];
 }
 
-/// Lanes of a warp that meet in one call. Arguments lie on the lanes' own stacks, which stand still while they wait.
+/// Lanes of a warp that meet in one call. Arguments lie on the lanes' own stacks, which stand still while
+/// they wait.
 struct Rendezvous {
   uint32_t mask, arrived, waiting_slots;
   Kind kind;
@@ -121,7 +127,8 @@ struct Rendezvous {
   void* arguments[LANES];
 };
 
-/// Where ldmatrix and mma.sync exchange fragments, indexed by lane. d[0] holds rows 0…7, d[1] rows 8…15 of the product.
+/// Where ldmatrix and mma.sync exchange fragments, indexed by lane. d[0] holds rows 0…7, d[1] rows 8…15 of
+/// the product.
 struct alignas(64) MmaBuffer {
   uint32_t a[4][LANES], b[8][8];
   float d[2][2 * LANES];
@@ -130,11 +137,11 @@ struct alignas(64) MmaBuffer {
 };
 
 struct Warp {
-  uint32_t ready;       // slots that can run
-  uint32_t live;        // lanes that have not exited
+  uint32_t ready;  // slots that can run
+  uint32_t live;   // lanes that have not exited
   int id;
-  int open;             // rendezvous under way
-  Fiber slots[LANES];   // in running order
+  int open;            // rendezvous under way
+  Fiber slots[LANES];  // in running order
   Rendezvous rendezvous[LANES];
   MmaBuffer mma;
 };
@@ -163,7 +170,7 @@ struct Machine {
   void (*entry)(void*);
   void* entry_arguments;
   bool failed;
-  uint32_t slice;            // steps until the running thread must look up
+  uint32_t slice;  // steps until the running thread must look up
   uint64_t steps;
 };
 
@@ -190,7 +197,8 @@ SIMT_COLD __attribute__((format(printf, 1, 2))) void say(const char* format, ...
 /// "; thread (x,y,z) of block (x,y,z) at file:line", the end of most messages.
 SIMT_COLD void say_where(Site site) {
   const uint3 &t = current->thread_idx, &b = machine.block.index;
-  say("; thread (%u,%u,%u) of block (%u,%u,%u) at %s:%d", t.x, t.y, t.z, b.x, b.y, b.z, site.name(), site.line);
+  say("; thread (%u,%u,%u) of block (%u,%u,%u) at %s:%d", t.x, t.y, t.z, b.x, b.y, b.z, site.name(),
+      site.line);
 }
 
 /// Ends the launch with one sentence about what this thread did.

@@ -1,8 +1,8 @@
 // warp: calls in which lanes of a warp meet. Shuffles, votes, __syncwarp.
 //
-// A rendezvous is keyed by (warp, mask, call site). A lane leaves a pointer to its arguments and waits; the last lane named
-// by the mask computes for all and makes them ready. So a masked subset meets correctly, two different calls never pair up,
-// and a lane is suspended once a call.
+// A rendezvous is keyed by (warp, mask, call site). A lane leaves a pointer to its arguments and waits; the
+// last lane named by the mask computes for all and makes them ready. So a masked subset meets correctly, two
+// different calls never pair up, and a lane is suspended once a call.
 #pragma once
 #include "memory.h"
 
@@ -15,7 +15,8 @@ SIMT_COLD Rendezvous& open_rendezvous(Warp& warp, uint32_t mask, Kind kind, Site
   if (!(mask >> lane & 1))
     fail(site, "%s with mask %08x, which does not name the calling lane %d", kind_name(kind), mask, lane);
   if (uint32_t gone = mask & ~warp.live)
-    fail(site, "%s with mask %08x, but lanes %08x of warp %d have exited", kind_name(kind), mask, gone, warp.id);
+    fail(site, "%s with mask %08x, but lanes %08x of warp %d have exited", kind_name(kind), mask, gone,
+         warp.id);
   Rendezvous& r = warp.rendezvous[warp.open++];
   r.mask = mask, r.arrived = r.waiting_slots = 0, r.kind = kind, r.site = site;
   return r;
@@ -26,9 +27,11 @@ SIMT_INLINE Rendezvous& find_rendezvous(Warp& warp, uint32_t mask, Kind kind, Si
     Rendezvous& r = warp.rendezvous[i];
     if (r.mask != mask || !(r.site == site)) continue;
     if (r.kind != kind) [[unlikely]]
-      fail(site, "%s meets %s of other lanes of its warp (mask %08x)", kind_name(kind), kind_name(r.kind), mask);
+      fail(site, "%s meets %s of other lanes of its warp (mask %08x)", kind_name(kind), kind_name(r.kind),
+           mask);
     if (!(mask >> current->lane & 1)) [[unlikely]]
-      fail(site, "%s with mask %08x, which does not name the calling lane %d", kind_name(kind), mask, current->lane);
+      fail(site, "%s with mask %08x, which does not name the calling lane %d", kind_name(kind), mask,
+           current->lane);
     return r;
   }
   return open_rendezvous(warp, mask, kind, site);
@@ -49,7 +52,8 @@ template <class Op> SIMT_INLINE void meet(uint32_t mask, Kind kind, void* argume
   }
   op(r.arguments, mask);
   warp.ready |= r.waiting_slots;
-  if (Rendezvous& last = warp.rendezvous[--warp.open]; &last != &r) [[unlikely]] r = last;
+  if (Rendezvous& last = warp.rendezvous[--warp.open]; &last != &r) [[unlikely]]
+    r = last;
 }
 
 template <class T> struct Shuffle {
@@ -62,13 +66,16 @@ template <class T> SIMT_INLINE T shfl(unsigned mask, T v, int source_lane, Site 
   Shuffle<T> mine{v, v, source_lane & (LANES - 1)};
   if (!(mask >> mine.source & 1)) [[unlikely]]
     fail(site, "shuffle from lane %d, which is not in the mask %08x", mine.source, mask);
-  meet(mask, Kind::shuffle, &mine, [](void** lanes, uint32_t all) {
-    ++machine.counters.collectives;
-    for (uint32_t left = all; left; left &= left - 1) {
-      Shuffle<T>& to = *static_cast<Shuffle<T>*>(lanes[__builtin_ctz(left)]);
-      to.result = static_cast<Shuffle<T>*>(lanes[to.source])->value;
-    }
-  }, site);
+  meet(
+      mask, Kind::shuffle, &mine,
+      [](void** lanes, uint32_t all) {
+        ++machine.counters.collectives;
+        for (uint32_t left = all; left; left &= left - 1) {
+          Shuffle<T>& to = *static_cast<Shuffle<T>*>(lanes[__builtin_ctz(left)]);
+          to.result = static_cast<Shuffle<T>*>(lanes[to.source])->value;
+        }
+      },
+      site);
   return mine.result;
 }
 template <class T> SIMT_INLINE T shfl_xor(unsigned mask, T v, int lane_mask, Site site = Site::here()) {
@@ -87,15 +94,19 @@ template <class T> SIMT_INLINE T shfl_up(unsigned mask, T v, int delta, Site sit
 /// The lanes of the mask whose predicate holds.
 SIMT_INLINE unsigned ballot(unsigned mask, bool predicate, Site site = Site::here()) {
   unsigned vote = predicate;
-  meet(mask, Kind::ballot, &vote, [](void** lanes, uint32_t all) {
-    ++machine.counters.collectives;
-    uint32_t votes = 0;
-    for (uint32_t left = all; left; left &= left - 1) {
-      int lane = __builtin_ctz(left);
-      votes |= *static_cast<unsigned*>(lanes[lane]) << lane;
-    }
-    for (uint32_t left = all; left; left &= left - 1) *static_cast<unsigned*>(lanes[__builtin_ctz(left)]) = votes;
-  }, site);
+  meet(
+      mask, Kind::ballot, &vote,
+      [](void** lanes, uint32_t all) {
+        ++machine.counters.collectives;
+        uint32_t votes = 0;
+        for (uint32_t left = all; left; left &= left - 1) {
+          int lane = __builtin_ctz(left);
+          votes |= *static_cast<unsigned*>(lanes[lane]) << lane;
+        }
+        for (uint32_t left = all; left; left &= left - 1)
+          *static_cast<unsigned*>(lanes[__builtin_ctz(left)]) = votes;
+      },
+      site);
   return vote;
 }
 

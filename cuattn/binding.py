@@ -1,0 +1,223 @@
+"""An operation bound to its arrays: the plan and binaries once a shape, the launches once a call.
+
+`Binding` turns a call's arrays into tensors of one machine and makes a `Planned`, whose `run` only launches. `Repeat` keeps
+what a GPU call of the same signature decided, so that the next one only allocates its results, sets addresses and launches.
+"""
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from cuattn import compile as compiler
+from cuattn import contract
+from cuattn.kernels.base import Cost, Plan, Row, Unsupported
+from cuattn.machine import Machine, Tensor, open_machine
+
+
+@lru_cache(maxsize=1024)
+def resolve(row: Row, shape, device, constants: tuple) -> tuple[Plan, tuple]:
+    """The plan and its binaries, once for each shape, device and choice of constants."""
+    plan = row.plan(shape, device, dict(constants))
+    target = device.arch
+    if not row.runs_on(target):
+        raise Unsupported(f"kernel '{row.name}' runs on {', '.join(row.archs)}, and this device is {target}; choose another")
+    return plan, tuple(compiler.build(launch.file, launch.entry, launch.constants, target) for launch in plan.launches)
+
+
+@dataclass
+class Planned:
+    """An operation bound to its arrays: `run()` only launches.
+
+    On the CPU machine plain NumPy arrays are copied in before and out after each run; arrays made by the machine are used
+    where they are.
+
+    Parameters
+    ----------
+    row, shape, plan
+        The kernel, the problem, and what was decided.
+    source_hash : str
+        12 hex digits of the kernel's source.
+    outputs : tuple
+        What `run` returns.
+    tensors : dict
+        Every array by its name, inputs, outputs and scratch; kept alive as long as this object.
+    """
+
+    row: Row
+    shape: Any
+    plan: Plan
+    machine: Machine
+    outputs: tuple
+    builds: tuple
+    tensors: dict[str, Tensor]
+    launches: list
+    made: dict[str, tuple] = field(default_factory=dict)
+    lengths: Any = None
+    copies_in: list = field(default_factory=list)
+    copies_out: list = field(default_factory=list)
+    caller: Any = None  # an array whose kind says which stream is current
+
+    def run(self) -> Any:
+        """Launches, and returns the outputs."""
+        for inside, outside in self.copies_in:
+            np.copyto(inside, outside)
+        with self.machine.stream(self.caller):
+            for launch in self.launches:
+                launch()
+        for inside, outside in self.copies_out:
+            np.copyto(outside, inside)
+        return self.outputs
+
+    def cost(self) -> Cost:
+        """The closed forms; for decode they depend on the lengths, which are read back from the device."""
+        lengths = None
+        if self.lengths is not None:
+            lengths = [int(x) for x in self.machine.download(self.lengths)]
+        return self.row.cost(self.shape, self.plan, lengths)
+
+    @property
+    def source_hash(self) -> str:
+        return "+".join(dict.fromkeys(built.source_hash for built in self.builds))
+
+    @property
+    def build_info(self) -> dict[str, int]:
+        """The largest register count and the sum of spilled bytes over the launches; empty on the CPU machine."""
+        if any(built.registers is None for built in self.builds):
+            return {}
+        return {"registers": max((b.registers for b in self.builds), default=0),
+                "spill_bytes": sum(b.spill_bytes for b in self.builds)}
+
+
+class Binding:
+    """Collects a call's arrays as tensors of one machine, with the copies that plain NumPy arrays need."""
+
+    def __init__(self, **arrays):
+        foreign = [name for name, x in arrays.items() if not isinstance(x, np.ndarray)]
+        if foreign and len(foreign) < len(arrays):
+            inside = next(name for name in arrays if name not in foreign)
+            raise contract.refuse(foreign[0], f"a NumPy array as {inside} is", type(arrays[foreign[0]]).__name__,
+                                  "bring all arrays to one side")
+        for name in foreign:
+            x = arrays[name]
+            if not (hasattr(x, "__cuda_array_interface__") or getattr(x, "is_cuda", False)):
+                raise contract.refuse(name, "a NumPy, CuPy or CUDA PyTorch array", type(x).__name__, "convert it")
+        self.first = next(iter(arrays.values()))
+        self.machine = open_machine("gpu" if foreign else "cpu")
+        self.copies_in, self.copies_out = [], []
+        self.made: dict[str, tuple] = {}  # outputs and scratch that the caller did not bring
+        self.tensors: dict[str, Tensor] = {name: self._input(x) for name, x in arrays.items()}
+
+    def _host(self) -> bool:
+        return self.machine.name == "cpu"
+
+    def _input(self, x) -> Tensor:
+        if self._host() and not self.machine.owns(x):
+            inside = self.machine.empty(x.shape, x.dtype)
+            self.copies_in.append((inside, x))
+            x = inside
+        return self.machine.tensor(x)
+
+    def output(self, name: str, shape, dtype: str, given=None):
+        """The array an output goes to, the caller's or a new one; binds it under `name`."""
+        if given is None:
+            self.made[name] = (tuple(shape), dtype)
+        if given is None and not self._host():
+            given = self.machine.like(self.first, shape, dtype)
+        if given is None or (self._host() and not self.machine.owns(given)):
+            inside = self.machine.empty(shape, dtype)
+            if given is not None:
+                contract.same("out", (tuple(given.shape), given.dtype.name), "the result", (tuple(shape), dtype))
+                self.copies_out.append((inside, given))
+            self.tensors[name] = self.machine.tensor(inside)
+            return inside if given is None else given
+        self.tensors[name] = self.machine.tensor(given)
+        contract.same("out", (self.tensors[name].shape, self.tensors[name].dtype), "the result", (tuple(shape), dtype))
+        return given
+
+    def values(self, name: str) -> np.ndarray:
+        """An input's contents on the host."""
+        inside = self.tensors[name].array
+        outside = next((out for copy, out in self.copies_in if copy is inside), None)
+        return outside if outside is not None else self.machine.download(inside)
+
+    def inout(self, name: str) -> None:
+        """An input that the kernel also writes: copied back where it was copied in."""
+        inside = self.tensors[name].array
+        self.copies_out += [pair for pair in self.copies_in if pair[0] is inside]
+
+    def planned(self, row: Row, shape, constants, outputs, scalars, lengths=None) -> Planned:
+        """Resolves plan and binaries, makes the scratch, and prepares every launch that has work."""
+        machine = self.machine
+        plan, builds = resolve(row, shape, machine.device, tuple(sorted((constants or {}).items())))
+        for name, (extent, dtype) in plan.scratch.items():
+            self.output(name, extent, dtype)
+        bound = row.arguments(shape, plan, {**self.tensors, **scalars})
+        launches = [
+            machine.prepare(built, launch.grid, launch.block, launch.smem_bytes, args)
+            for launch, built, args in zip(plan.launches, builds, bound) if all(launch.grid)
+        ]
+        return Planned(row, shape, plan, machine, outputs, builds, self.tensors, launches, self.made, lengths,
+                       self.copies_in, self.copies_out, self.first)
+
+
+class Repeat:
+    """What GPU calls of one signature share. A call sets the addresses in the prepared launches and launches them.
+
+    The signature must hold everything that the checks and the plan read: shapes, strides, dtypes, alignment, options.
+    """
+
+    def __init__(self, planned: Planned, names: tuple[str, ...], returns: tuple[str, ...]):
+        self.machine, self.launches, self.made = planned.machine, planned.launches, planned.made
+        self.names, self.returns = names, returns
+        self._lock = threading.Lock()  # the launches' argument buffers are shared
+        self._slots = {name: [(launch, i) for launch in self.launches for i in launch.slots(name)]
+                       for name in (*names, *self.made)}
+
+    def call(self, *arrays) -> tuple:
+        """The outputs of the operation on these arrays, which have the signature."""
+        machine, first = self.machine, arrays[0]
+        with machine.stream(first):
+            made = {name: machine.like(first, shape, dtype) for name, (shape, dtype) in self.made.items()}
+            with self._lock:
+                for name, x in (*zip(self.names, arrays), *made.items()):
+                    address = machine.address(x)
+                    for launch, i in self._slots[name]:
+                        launch.point(i, address)
+                for launch in self.launches:
+                    launch()
+        return tuple(made[name] for name in self.returns)
+
+
+_repeats: dict[tuple, Repeat] = {}
+REMEMBERED = 1024  # signatures; beyond, all are forgotten
+
+
+def signature(*arrays) -> tuple | None:
+    """What checks and plans read of GPU arrays; None for other arrays, whose calls are not repeated."""
+    parts = []
+    for x in arrays:
+        if hasattr(x, "data_ptr"):
+            if not x.is_cuda:
+                return None
+            parts.append((x.shape, x.stride(), x.dtype, x.data_ptr() % contract.WORD, x.device.index))
+        elif type(x).__module__.startswith("cupy"):
+            parts.append((x.shape, x.strides, x.dtype, x.data.ptr % contract.WORD))
+        else:
+            return None
+    return tuple(parts)
+
+
+def repeated(key: tuple, arrays: tuple, names: tuple[str, ...], returns: tuple[str, ...], plan) -> tuple:
+    """The outputs of `plan(*arrays)`: the first call of a signature plans, the next ones repeat it."""
+    if (known := _repeats.get(key)) is not None:
+        return known.call(*arrays)
+    planned = plan()
+    outputs = planned.run()
+    if len(_repeats) >= REMEMBERED:
+        _repeats.clear()
+    _repeats[key] = Repeat(planned, names, returns)
+    return outputs

@@ -1,0 +1,231 @@
+"""Every decode kernel on every machine: pages, lengths, groups, splits, poisoned caches, exact counts, equal bits."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+import cuattn
+from cuattn.cpu import check_schedules
+from cuattn.kernels import ROWS
+
+KERNELS = [name for name, row in ROWS.items() if row.family == "decode"]
+UNUSED = 2147480000  # what lies behind a sequence's last page in a block table
+
+
+@dataclass
+class Cache:
+    """A paged cache in which everything that no sequence uses is NaN, and its table in a random page order."""
+
+    k: np.ndarray
+    v: np.ndarray
+    table: np.ndarray
+    lengths: np.ndarray
+
+
+def make_cache(rng, lengths, page, hkv, d, dtype="float16", order="random") -> Cache:
+    counts = [-(-n // page) for n in lengths]
+    pages = sum(counts) + 2
+    table = np.full((len(lengths), max(counts, default=0) + 1), UNUSED, np.int32)
+    ids = {"random": rng.permutation(pages), "reverse": np.arange(pages)[::-1], "sorted": np.arange(pages)}[order]
+    k, v = (np.full((pages, page, hkv, d), np.nan, dtype) for _ in range(2))
+    taken = 0
+    for b, (n, count) in enumerate(zip(lengths, counts)):
+        mine = ids[taken : taken + count]
+        taken += count
+        table[b, :count] = mine
+        for cache in (k, v):
+            rows = cache[mine].reshape(count * page, hkv, d)
+            rows[:n] = rng.standard_normal((n, hkv, d)).astype(dtype)
+            cache[mine] = rows.reshape(count, page, hkv, d)
+    return Cache(k, v, table, np.array(lengths, np.int32))
+
+
+def run(machine, kernel, q, cache, **options):
+    """Kernel results, judged and counted; returns (planned, o, lse) with the arrays on the host."""
+    p = cuattn.plan_decode(*(machine.upload(x) for x in (q, cache.k, cache.v, cache.table, cache.lengths)), kernel=kernel, **options)
+    with machine.counting() as counted:
+        p.run()
+    machine.synchronize()
+    o, lse = (machine.download(x) for x in p.outputs)
+    if counted is not None:
+        cost = p.cost()
+        assert (counted.bytes_loaded, counted.bytes_stored) == (cost.bytes_loaded, cost.bytes_stored)
+        assert counted.launches == cost.launches
+    cuattn.compare.check_decode(q, cache.k, cache.v, cache.table, cache.lengths, o, lse, rounding=p.plan.rounding).raise_if_bad()
+    return p, o, lse
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("page, group, hkv", [
+    (1, 4, 2), (3, 1, 2), (16, 3, 1), (16, 5, 1), (32, 6, 1), (64, 7, 1), (96, 16, 1), (160, 32, 1), (192, 71, 1), (256, 128, 1),
+])
+def test_pages_and_groups(machine, rng, randn, kernel, page, group, hkv):
+    """Lengths on and one beside every page and tile boundary, and lengths of 0, in a random page order."""
+    edges = sorted({max(0, at + off) for at in (0, page, 16, 64) for off in (-1, 0, 1)})
+    cache = make_cache(rng, edges, page, hkv, 64)
+    run(machine, kernel, randn(len(edges), 1, hkv * group, 64), cache)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("d", [8, 40, 80, 128, 136, 224, 256])
+def test_head_dims(machine, rng, randn, kernel, d):
+    dtype = "float16" if d == 8 else "bfloat16"
+    cache = make_cache(rng, [13, 100], 16, 2, d, dtype)
+    run(machine, kernel, randn(2, 1, 8, d, dtype=dtype), cache)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("order", ["sorted", "reverse"])
+def test_page_order(machine, rng, randn, kernel, order):
+    run(machine, kernel, randn(2, 1, 8, 64), make_cache(rng, [100, 257], 16, 2, 64, order=order))
+
+
+@pytest.mark.parametrize("splits", [*range(1, 18), 32, 64, 127, 128])
+def test_every_split_count(machine, rng, randn, splits):
+    """The number of keys not a multiple of the splits, and more splits than keys."""
+    cache = make_cache(rng, [333, 5, 0], 16, 1, 64)
+    run(machine, "paged", randn(3, 1, 4, 64), cache, constants={"splits": splits})
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_uniform_probe(machine, rng, kernel):
+    lengths = [1, 300, 77, 0]
+    probe = cuattn.compare.uniform_probe(4, 4, 2, 1, 300, 64, lengths=lengths)
+    cache = make_cache(rng, lengths, 16, 2, 64)
+    for b, n in enumerate(lengths):
+        for position in range(n):
+            page, slot = cache.table[b, position // 16], position % 16
+            cache.k[page, slot], cache.v[page, slot] = probe.k[b, position], probe.v[b, position]
+    p, o, lse = run(machine, kernel, probe.q, cache)
+    cuattn.compare.check_probe(o, lse, probe, p.plan.rounding).raise_if_bad()
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_empty(machine, rng, kernel):
+    cache = make_cache(rng, [], 16, 2, 64)
+    _, o, lse = run(machine, kernel, np.ones((0, 1, 4, 64), "float16"), cache)
+    assert o.shape == (0, 1, 4, 64) and lse.shape == (0, 4, 1)
+    _, o, lse = run(machine, kernel, np.ones((2, 1, 4, 64), "float16"), make_cache(rng, [0, 0], 16, 2, 64))
+    assert (o == 0).all() and np.isneginf(lse).all()
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_very_negative_logits(machine, rng, kernel):
+    cache = make_cache(rng, [64], 16, 1, 64)
+    used = cache.table[0, :4]
+    cache.k[used], cache.v[used] = 0, 1
+    cache.k[used, :, :, 0], cache.k[used[2], 5, 0, 0], cache.v[used[2], 5] = 240, 220, 3
+    q = np.zeros((1, 1, 4, 64), "float16")
+    q[..., 0] = -220
+    _, o, _ = run_scaled(machine, kernel, q, cache, 1.0)
+    assert (o == 3).all()
+
+
+def run_scaled(machine, kernel, q, cache, scale):
+    p = cuattn.plan_decode(*(machine.upload(x) for x in (q, cache.k, cache.v, cache.table, cache.lengths)), kernel=kernel, softmax_scale=scale)
+    p.run()
+    machine.synchronize()
+    return p, *(machine.download(x) for x in p.outputs)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("depth", range(0, 10))
+def test_needle(machine, rng, kernel, depth):
+    """One key with a large logit among flat ones, at every tenth of the depth."""
+    n = 2000 if machine.name == "cpu" else 131072
+    cache = make_cache(rng, [n], 16, 1, 64)
+    position = depth * n // 10
+    page, slot = cache.table[0, position // 16], position % 16
+    q = np.zeros((1, 1, 4, 64), "float16")
+    q[..., 0] = 40
+    cache.k[..., 0] = np.where(np.isnan(cache.k[..., 0]), np.nan, 0)
+    cache.k[page, slot, 0, 0] = 8
+    _, o, _ = run(machine, kernel, q, cache)
+    np.testing.assert_allclose(o[0, 0, 0].astype(float), cache.v[page, slot, 0].astype(float), atol=2e-3)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_interleaved_pool(machine, rng, randn, kernel):
+    """K and V as views of one (num_pages, 2, HKV, page_size, D) pool."""
+    cache = make_cache(rng, [50, 33], 16, 2, 64)
+    pool = machine.empty((len(cache.k), 2, 2, 16, 64), "float16")
+    k, v = (pool[:, i].transpose(0, 2, 1, 3) for i in range(2))
+    k[...], v[...] = machine.upload(cache.k), machine.upload(cache.v)
+    q = randn(2, 1, 4, 64)
+    p = cuattn.plan_decode(machine.upload(q), k, v, machine.upload(cache.table), machine.upload(cache.lengths), kernel=kernel)
+    p.run()
+    machine.synchronize()
+    o, lse = (machine.download(x) for x in p.outputs)
+    cuattn.compare.check_decode(q, cache.k, cache.v, cache.table, cache.lengths, o, lse).raise_if_bad()
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_page_numbers_past_65536(machine, rng, randn, kernel):
+    """Pages of 16 × 8 × 128 elements: page 131,072 starts at element 2³¹."""
+    pages, shape = 131080, (131080, 16, 8, 128)
+    make = (lambda: machine.empty(shape, "float16", poison=False)) if machine.name == "cpu" else (lambda: machine.xp.empty(shape, "float16"))
+    k, v = make(), make()
+    table = np.array([[65535, 65536, pages - 1]], np.int32)
+    small = make_cache(rng, [40], 16, 8, 128)
+    for i, page in enumerate(table[0]):
+        k[page], v[page] = (machine.upload(x[small.table[0, i]]) for x in (small.k, small.v))
+    q, lengths = randn(1, 1, 8, 128), np.array([40], np.int32)
+    p = cuattn.plan_decode(machine.upload(q), k, v, machine.upload(table), machine.upload(lengths), kernel=kernel)
+    p.run()
+    machine.synchronize()
+    o, lse = (machine.download(x) for x in p.outputs)
+    cuattn.compare.check_decode(q, small.k, small.v, small.table, small.lengths, o, lse).raise_if_bad()
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_planned_call_follows_growing_lengths(machine, rng, randn, kernel):
+    cache = make_cache(rng, [100, 60], 16, 2, 64)
+    q = randn(2, 1, 4, 64)
+    lengths = machine.upload(np.array([7, 60], np.int32))
+    p = cuattn.plan_decode(*(machine.upload(x) for x in (q, cache.k, cache.v, cache.table)), lengths, kernel=kernel)
+    for now in ([7, 60], [99, 0]):
+        lengths[...] = machine.upload(np.array(now, np.int32))
+        p.run()
+        machine.synchronize()
+        o, lse = (machine.download(x) for x in p.outputs)
+        cuattn.compare.check_decode(q, cache.k, cache.v, cache.table, np.array(now), o, lse).raise_if_bad()
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("splits", [1, 3])
+def test_equal_bits_under_every_schedule(cpu, rng, randn, kernel, splits):
+    cache = make_cache(rng, [130, 300, 0], 16, 1, 64)
+    arrays = [cpu.upload(x) for x in (randn(3, 1, 4, 64), cache.k, cache.v, cache.table, cache.lengths)]
+    p = cuattn.plan_decode(*arrays, kernel=kernel, constants={"splits": splits})
+    o, lse = p.outputs
+    check_schedules(cpu, p.run, {"o": o, "lse": lse})
+
+
+# --- merging states
+
+
+def test_merge_states(machine, randn):
+    """Two halves of the keys merge into the whole."""
+    q, k, v = randn(2, 5, 4, 64), randn(2, 60, 2, 64), randn(2, 60, 2, 64)
+    halves = []
+    for part in (slice(0, 23), slice(23, 60)):
+        halves += cuattn.attention(*(machine.upload(x) for x in (q, k[:, part], v[:, part])), return_lse=True)
+    o, lse = (machine.download(x) for x in cuattn.merge_states(*halves))
+    o_ref, lse_ref = cuattn.reference.attention(q, k, v)
+    np.testing.assert_allclose(o.astype(float), o_ref, atol=2e-3)
+    np.testing.assert_allclose(lse, lse_ref, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_merge_with_an_empty_state(machine, randn, dtype):
+    """The other state comes back bit for bit; two empty states give (0, −∞)."""
+    full, lse = randn(1, 3, 2, 64, dtype=dtype), np.array([[[0.5, -3, 80], [1, 2, 3]]], np.float32)
+    empty, nothing = np.zeros_like(full), np.full_like(lse, -np.inf)
+    up = machine.upload
+    for args in ((full, lse, empty, nothing), (empty, nothing, full, lse)):
+        o, merged = (machine.download(x) for x in cuattn.merge_states(*map(up, args)))
+        assert (o == full).all() and (merged == lse).all()
+    o, merged = (machine.download(x) for x in cuattn.merge_states(*map(up, (empty, nothing, empty, nothing))))
+    assert (o == 0).all() and np.isneginf(merged).all()
