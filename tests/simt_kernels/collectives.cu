@@ -34,8 +34,10 @@ struct Tiles {
   alignas(16) uint16_t a[16][16], b[8][16], c[16][8];
 };
 
-/// One product of 16 × 16 by 16 × 8, b stored [n][k]; and the same with b stored [k][n] through the transposing load.
-KERNEL(32, 1) product(const Element* g_a, const Element* g_bt, const Element* g_b, const float* g_c, float* g_d) {
+/// One product of 16 × 16 by 16 × 8, b stored [n][k]; and the same with b stored [k][n] through the
+/// transposing load.
+KERNEL(32, 1)
+product(const Element* g_a, const Element* g_bt, const Element* g_b, const float* g_c, float* g_d) {
   Tiles& s = dynamic_smem<Tiles>();
   int lane = lane_id();
   for (int i = lane; i < 256; i += 32) store_shared(&s.a[0][0] + i, load_global(&g_a->bits + i));
@@ -81,13 +83,15 @@ KERNEL(64, 1) pipeline(const int* g_in, int* g_out, int steps) {
 }
 
 /// A histogram, a maximum, and the last arriver of the grid.
-KERNEL(64, 1) atomics(const int* g_in, int* g_count, int* g_max, float* g_sum, unsigned* g_ticket, int* g_last) {
+KERNEL(64, 1)
+atomics(const int* g_in, int* g_count, int* g_max, float* g_sum, unsigned* g_ticket, int* g_last) {
   int i = blockIdx.x * blockDim.x + threadIdx.x, v = load_global(g_in + i);
   simt::atomic_add(g_count + v % 8, 1);
   simt::atomic_max(g_max, v);
   simt::atomic_add(g_sum, 1.f);
   simt::fence();
-  if (threadIdx.x == 0 && simt::atomic_add(g_ticket, 1u) == gridDim.x - 1) store_global(g_last, int(blockIdx.x * 0 + 7));
+  if (threadIdx.x == 0 && simt::atomic_add(g_ticket, 1u) == gridDim.x - 1)
+    store_global(g_last, 7);
 }
 
 /// Copies 16 bytes a thread through shared memory; threads from `rows` on read nothing and get zero.

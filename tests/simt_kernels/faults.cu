@@ -99,7 +99,9 @@ KERNEL(32, 1) null_pointer(int* g_out, int* g_null) { *g_null = 1; }
 
 KERNEL(32, 1) null_argument(int* g_out, int* g_null) { store_global(g_null, 1); }
 
-KERNEL(32, 1) divide(int* g_out, int by) { store_global(g_out + threadIdx.x, 7 / (by + int(threadIdx.x) / 32)); }
+KERNEL(32, 1) divide(int* g_out, int by) {
+  store_global(g_out + threadIdx.x, 7 / (by + int(threadIdx.x) / 32));
+}
 
 KERNEL(32, 1) trapped(int* g_out) {
   if (threadIdx.x == 5) simt::trap("the table names page 9 of 4");
@@ -108,7 +110,8 @@ KERNEL(32, 1) trapped(int* g_out) {
 /// Block 0 waits for block 1.
 KERNEL(32, 1) spin(int* g_flag) {
   if (blockIdx.x == 0)
-    while (simt::atomic_add(g_flag, 0) == 0) {}
+    while (simt::atomic_add(g_flag, 0) == 0) {
+    }
   else
     simt::atomic_exch(g_flag, 1);
 }
@@ -116,7 +119,8 @@ KERNEL(32, 1) spin(int* g_flag) {
 /// Thread 0 waits for thread 40 of its own block, which is legal.
 KERNEL(64, 1) spin_in_block(int* g_flag, int* g_out) {
   if (threadIdx.x == 0) {
-    while (simt::atomic_add(g_flag, 0) == 0) {}
+    while (simt::atomic_add(g_flag, 0) == 0) {
+    }
     store_global(g_out, 1);
   }
   if (threadIdx.x == 40) simt::atomic_exch(g_flag, 1);
