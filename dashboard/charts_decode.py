@@ -9,29 +9,30 @@ import pandas as pd
 from dashboard import rows, style
 from dashboard.charts import RATES, column_failures, columns, panels, row_failures, summary, tooltips
 
-FLOOR = "floor: bytes ÷ measured read rate"
+FLOOR = "floor: the read probe over as many bytes, measured"
 
 
-def _with_floor(frame: pd.DataFrame, read_gbps: float) -> pd.DataFrame:
-    """Adds the read probe's rate and the time that the case's bytes need at that rate."""
-    return frame.assign(
-        floor_gbps=read_gbps if read_gbps > 0 else np.nan,
-        floor_us=frame["modelled_bytes"] / (read_gbps * 1e3) if read_gbps > 0 else np.nan,
-    )
+def _drawn(frame: pd.DataFrame) -> pd.DataFrame:
+    """The frame with the floor columns of `rows.with_floor`, empty where the page has added none."""
+    return frame if "floor_us" in frame else frame.assign(floor_us=np.nan, floor_gbps=np.nan)
 
 
-def over_pages(frame: pd.DataFrame, rate: str, read_gbps: float = float("nan")):
+def varied(frame: pd.DataFrame) -> pd.DataFrame:
+    """The rows of loads that were run with several page sizes; all rows where there is no such load."""
+    sizes = frame.groupby(["what", "load"])["page_size"].transform("nunique")
+    return frame[sizes > 1] if (sizes > 1).any() else frame
+
+
+def over_pages(frame: pd.DataFrame, rate: str):
     """Small multiples over page size, one panel a load; dashed where pages are shuffled.
 
     Parameters
     ----------
-    frame : prepared decode rows with equal lengths
+    frame : prepared decode rows, with a floor (see `rows.with_floor`) or without
     rate : "gbps" or "measured_time_us"
-    read_gbps : float
-        The read probe's best rate on the same device; NaN draws no floor.
     """
     low, high, unit = RATES[rate]
-    drawn = _with_floor(frame[(frame["page_size"] > 0) & ~frame["ragged"]], read_gbps)
+    drawn = varied(_drawn(frame[(frame["page_size"] > 0) & ~frame["ragged"]]))
     good = rows.ok(drawn)
     good = good[good[rate] > 0]
     if good.empty:
@@ -63,10 +64,11 @@ def over_pages(frame: pd.DataFrame, rate: str, read_gbps: float = float("nan")):
     data["stale"] = [value is True for value in data["stale"]]
     words = "Paged decode over page size, " + ("achieved GB/s" if rate == "gbps" else "time in µs")
     kind = f"measured on {rows.provenance(good)} · median; the bar spans the quartiles"
-    if read_gbps > 0:
-        kind += f" · dotted: read probe, {read_gbps:,.0f} GB/s" if rate == "gbps" else f" · dotted: {FLOOR}"
+    bounded = good[floor].notna().any()
+    if bounded:
+        kind += f" · dotted: {FLOOR}"
     order = list(dict.fromkeys(drawn.sort_values(["what", "b", "length"])["panel"]))
-    chart = panels(_page_layers(good, rate, floor if read_gbps > 0 else "", lost), data, order)
+    chart = panels(_page_layers(good, rate, floor if bounded else "", lost), data, order)
     if rate != "gbps":
         chart = chart.resolve_scale(y="independent")
     return style.finish(chart, words, kind, summary(good, rate, words, unit))
@@ -108,9 +110,9 @@ def _page_layers(good: pd.DataFrame, rate: str, floor: str, lost: pd.DataFrame) 
     return layers
 
 
-def ragged(frame: pd.DataFrame, read_gbps: float = float("nan")):
+def ragged(frame: pd.DataFrame):
     """Batches of real request lengths: time of each kernel, and the floor of the batch's bytes as a tick."""
-    drawn = _with_floor(frame[frame["ragged"]], read_gbps)
+    drawn = _drawn(frame[frame["ragged"]])
     good = rows.ok(drawn)
     good = good[good["measured_time_us"] > 0]
     if good.empty:
@@ -183,7 +185,9 @@ def ragged(frame: pd.DataFrame, read_gbps: float = float("nan")):
         height=alt.Step(34), width="container"
     )
     words = "Decode of ragged batches, time in µs"
-    kind = f"measured on {rows.provenance(good)}" + (f" · black tick: {FLOOR}" if read_gbps > 0 else "")
+    kind = f"measured on {rows.provenance(good)}" + (
+        f" · black tick: {FLOOR}" if good["floor_us"].notna().any() else ""
+    )
     return style.finish(chart, words, kind, summary(good, "measured_time_us", words, "µs"))
 
 

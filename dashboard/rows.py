@@ -96,6 +96,7 @@ def prepare(frame: pd.DataFrame) -> pd.DataFrame:
     for name in TIMES:
         values = out[name] if name in out else pd.Series(pd.NaT, out.index)
         out[name] = pd.to_datetime(values, utc=True, errors="coerce")
+    out["device"] = out["device"].replace("cpu", "CPU machine")
     causal = out["causal"] if "causal" in out else pd.Series(None, out.index, dtype=object)
     out["mask"] = ["causal" if value is True or value == 1 else "full" for value in causal.fillna(False)]
     stale = out["stale"] if "stale" in out else pd.Series(False, out.index)
@@ -257,6 +258,40 @@ def ceiling(frame: pd.DataFrame, kernel: str, rate: str, device: str) -> float:
     rows = ok(frame)
     rows = rows[(rows["family"] == "probe") & (rows["kernel"] == kernel) & (rows["device"] == device)]
     return float(rows[rate].max()) if len(rows) else np.nan
+
+
+def floor_us(frame: pd.DataFrame, everything: pd.DataFrame) -> np.ndarray:
+    """The least time each row's bytes need: what the read probe took for as many bytes on the same device.
+
+    Between measured sizes both are interpolated on logarithmic scales; beyond them the rate of the nearest
+    stays, which keeps it a bound. The probe's launches are those of the row (plain or graph) where it has such.
+
+    Returns
+    -------
+    ndarray, float64
+        Microseconds; NaN where the device has no read probe.
+    """
+    probe = ok(everything)
+    probe = probe[
+        (probe["kernel"] == "read") & (probe["modelled_bytes"] > 0) & (probe["measured_time_us"] > 0)
+    ]
+    out = np.full(len(frame), np.nan)
+    for (device, mode), places in frame.reset_index(drop=True).groupby(["device", "mode"]).indices.items():
+        same = probe[(probe["device"] == device) & (probe["cache_mode"] != "warm")]
+        same = same[same["mode"] == mode] if (same["mode"] == mode).any() else same
+        if same.empty:
+            continue
+        curve = same.groupby("modelled_bytes")["measured_time_us"].min()
+        wanted = frame["modelled_bytes"].to_numpy()[places]
+        time = np.exp(np.interp(np.log(wanted), np.log(curve.index), np.log(curve.to_numpy())))
+        out[places] = time * wanted / np.clip(wanted, curve.index[0], curve.index[-1])
+    return out
+
+
+def with_floor(frame: pd.DataFrame, everything: pd.DataFrame) -> pd.DataFrame:
+    """Adds `floor_us` and the rate it stands for, `floor_gbps`; `everything` holds the probe's rows."""
+    floor = floor_us(frame, everything)
+    return frame.assign(floor_us=floor, floor_gbps=frame["modelled_bytes"].to_numpy() / floor / 1e3)
 
 
 def lost(frame: pd.DataFrame, by: list[str]) -> pd.DataFrame:

@@ -45,6 +45,7 @@ STATUSES = {
 }
 OTHER_STATUS = "#5F6B76"
 
+MODE_DASH = {"launch": [1, 0], "graph": [5, 4]}
 ORDER_DASH = {"sorted": [1, 0], "shuffled": [5, 4]}
 
 BINARY_TICKS = "datum.value >= 1024 ? format(datum.value / 1024, '~g') + 'K' : format(datum.value, '~g')"

@@ -42,6 +42,7 @@ class Maker:
             "source_hash": "0123456789ab",
             "dtype": "bfloat16",
             "seed": 0,
+            "mode": "launch",
             "constants": "{}",
         }
         time_us = values.pop("time_us", None)
@@ -156,8 +157,17 @@ def h200_rows() -> dict[str, list[dict]]:
     )
     probe = Maker("ceilings-1", "ceilings")
     rows["ceilings"] = [
-        probe.row(
-            family="probe", kernel="read", bytes=2**30, modelled_bytes_loaded=2**30, time_us=2**30 / 4.3e6
+        *(
+            probe.row(
+                family="probe",
+                kernel="read",
+                bytes=size,
+                mode=mode,
+                modelled_bytes_loaded=size,
+                time_us=start + size / 4.3e6,
+            )
+            for size in (2**21, 2**25, 2**28, 2**30, 2**32)
+            for mode, start in (("launch", 4.5), ("graph", 3.6))
         ),
         probe.row(
             family="probe",

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from dashboard import charts, charts_decode, charts_memory, rows, style, views
+from dashboard import charts, charts_decode, charts_memory, charts_runs, rows, style, views
 
 H200 = "NVIDIA H200"
 
@@ -45,19 +45,20 @@ def walk(node):
 @pytest.fixture(scope="module")
 def built(h200) -> dict:
     """Specification of every chart of the made-up H200 run."""
-    frame, prefill, decode = h200, family(h200, "prefill"), family(h200, "decode")
+    frame, prefill, decode = h200, family(h200, "prefill"), rows.with_floor(family(h200, "decode"), h200)
     one = prefill[prefill["panel"] == "Llama-3-8B · B1 · full"]
     made_charts = {
         "over_n": charts.over_n(prefill, "tflops", "Prefill throughput, TFLOP/s", 660.0, "ceiling"),
         "dots": charts.dots(prefill, "tflops", "Prefill throughput, TFLOP/s", 660.0, "ceiling"),
         "peak_over_n": charts_memory.peak_over_n(one),
         "pareto": charts_memory.pareto(one[one["n"] == 8192]),
-        "pages": charts_decode.over_pages(decode, "gbps", 4300.0),
-        "pages, time": charts_decode.over_pages(decode, "measured_time_us", 4300.0),
-        "ragged": charts_decode.ragged(decode, 4300.0),
+        "pages": charts_decode.over_pages(decode, "gbps"),
+        "pages, time": charts_decode.over_pages(decode, "measured_time_us"),
+        "ragged": charts_decode.ragged(decode),
         "order": charts_decode.order_cost(decode),
-        "statuses": charts.statuses(frame),
-        "timeline": charts.timeline(frame),
+        "bytes": charts.over_bytes(family(frame, "probe")),
+        "statuses": charts_runs.statuses(frame),
+        "timeline": charts_runs.timeline(frame),
     }
     return {name: chart.to_dict() for name, chart in made_charts.items()}
 
@@ -138,8 +139,8 @@ def test_measured_and_modelled_memory_use_different_marks(built):
 
 
 def test_counted_and_modelled_bytes_use_different_shapes(cpu):
-    spec = charts.counted_against_modelled(cpu).to_dict()
-    assert spec["encoding"]["shape"]["scale"]["domain"] == [charts.COUNTED, charts.MODELLED]
+    spec = charts_runs.counted_against_modelled(cpu).to_dict()
+    assert spec["encoding"]["shape"]["scale"]["domain"] == [charts_runs.COUNTED, charts_runs.MODELLED]
     assert "4 of 6 cases" in spec["title"]["subtitle"]
 
 
@@ -151,6 +152,21 @@ def test_cpu_rows_have_no_time_to_draw(cpu):
 def test_ceiling_is_the_devices_own(h200):
     assert rows.ceiling(h200, "read", "gbps", H200) == pytest.approx(4300, rel=0.05)
     assert np.isnan(rows.ceiling(h200, "read", "gbps", "another card"))
+
+
+def test_floor_follows_the_read_probe(h200):
+    probe = made.Maker("c", "ceilings")
+    times = {10**6: 5.0, 10**8: 30.0, 10**9: 250.0}
+    reads = [
+        probe.row(
+            family="probe", kernel="read", bytes=size, modelled_bytes_loaded=size, measured_time_us=time
+        )
+        for size, time in times.items()
+    ]
+    everything = rows.prepare(made.frame(reads))
+    wanted = everything.assign(modelled_bytes=[10**5, 10**8, 2 * 10**9])
+    assert rows.floor_us(wanted, everything) == pytest.approx([0.5, 30.0, 500.0])
+    assert np.isnan(rows.floor_us(wanted.assign(device="another card"), everything)).all()
 
 
 def test_pareto_front():
@@ -177,7 +193,7 @@ def test_latest_attempt_wins():
 
 def test_times_are_utc(h200):
     assert str(h200["started_at"].dt.tz) == "UTC"
-    spec = charts.timeline(h200).to_dict()
+    spec = charts_runs.timeline(h200).to_dict()
     assert spec["encoding"]["x"]["scale"]["type"] == "utc" and "UTC" in spec["title"]["subtitle"]
 
 

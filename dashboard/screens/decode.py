@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from dashboard import charts, charts_decode, data, rows, views
+from dashboard import charts_decode, charts_runs, data, rows, views
 
 RATES = {"Achieved GB/s": "gbps", "Time, µs": "measured_time_us"}
 
@@ -26,7 +26,7 @@ def page(loaded: data.Loaded) -> None:
     if len(rows.cpu(frame)):
         st.header("Bytes, counted")
         views.show(
-            charts.counted_against_modelled(rows.cpu(frame)),
+            charts_runs.counted_against_modelled(rows.cpu(frame)),
             rows.cpu(frame),
             "decode-counted",
             "No decode case of the CPU machine has counters.",
@@ -37,7 +37,8 @@ def measured(frame, everything) -> None:
     with views.choices():
         device = views.choose("Device", list(frame["device"].value_counts().index), "decode_device")
         frame = frame[frame["device"] == device]
-        model = views.choose("Model", ["all", *frame["what"].value_counts().index], "decode_model")
+        models = frame.groupby("what")["page_size"].nunique().sort_values(ascending=False, kind="stable")
+        model = views.choose("Model", [*models.index, "all"], "decode_model")
         frame = frame if model in ("all", "") else frame[frame["what"] == model]
         words = st.segmented_control(
             "Show",
@@ -47,16 +48,19 @@ def measured(frame, everything) -> None:
             key="decode_rate",
             bind="query-params",
         )
-    read = rows.ceiling(everything, "read", "gbps", device)
+    frame = rows.with_floor(frame, everything)
     st.header("Page size")
     even = frame[~frame["ragged"]]
     views.show(
-        charts_decode.over_pages(frame, RATES.get(words, "gbps"), read),
+        charts_decode.over_pages(even, RATES.get(words, "gbps")),
         even,
         "page-size",
         "No batch of equal lengths has been timed in these runs.",
     )
-    if not read > 0:
+    single = len(even) - len(charts_decode.varied(even))
+    if single:
+        st.caption(f"Loads with a single page size are only in the table ({views.some(single, 'row')}).")
+    if frame["floor_us"].isna().all():
         st.caption("No floor is drawn: the suite `ceilings` has not measured this device's read rate.")
     st.header("Page order")
     views.show(
@@ -67,7 +71,7 @@ def measured(frame, everything) -> None:
     )
     st.header("Real request lengths")
     views.show(
-        charts_decode.ragged(frame, read),
+        charts_decode.ragged(frame),
         frame[frame["ragged"]],
         "ragged",
         "No batch of real request lengths is in these runs; give the suite a request log.",

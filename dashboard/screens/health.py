@@ -7,7 +7,7 @@ import shlex
 import pandas as pd
 import streamlit as st
 
-from dashboard import charts, data, rows, views
+from dashboard import charts_runs, data, rows, views
 from experiments.schema import SCHEMA_VERSION
 
 
@@ -38,7 +38,7 @@ def page(loaded: data.Loaded) -> None:
 
 def outcomes(loaded: data.Loaded, lost) -> None:
     st.header("Outcomes")
-    views.show(charts.statuses(loaded.frame), loaded.frame, "health-statuses", "No case has a status.")
+    views.show(charts_runs.statuses(loaded.frame), loaded.frame, "health-statuses", "No case has a status.")
     st.header("Failures and their reasons")
     if lost.empty:
         st.success("Every case ended ok.", icon=":material/check_circle:")
@@ -78,7 +78,9 @@ def outcomes(loaded: data.Loaded, lost) -> None:
             alt=f"{len(old)} rows whose kernel has changed since.",
         )
     st.header("Attempts")
-    views.show(charts.timeline(loaded.attempts), loaded.attempts, "attempts", "No attempt has a start time.")
+    views.show(
+        charts_runs.timeline(loaded.attempts), loaded.attempts, "attempts", "No attempt has a start time."
+    )
     again = len(loaded.attempts) - len(loaded.frame)
     if again:
         st.caption(f"{again} earlier attempts were followed by a later one, which the other pages show.")

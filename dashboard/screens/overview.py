@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from dashboard import charts, data, rows, views
+from dashboard import charts, charts_runs, data, rows, views
 
 
 def page(loaded: data.Loaded) -> None:
@@ -23,13 +23,15 @@ def page(loaded: data.Loaded) -> None:
     if len(rows.cpu(frame)):
         counted(rows.cpu(frame), alone=timed.empty)
     st.header("What was run")
-    views.show(charts.statuses(frame), frame, "statuses", "No case has a status.")
+    views.show(charts_runs.statuses(frame), frame, "statuses", "No case has a status.")
 
 
 def numbers(frame) -> None:
     good = rows.ok(frame)
     left, *rest = st.columns([2.2, 1, 1, 1, 1.6])
-    devices = [name for name in frame.sort_values("machine", ascending=False)["device"].unique() if name]
+    timed = rows.gpu(frame)
+    devices = [name for part in (timed, frame) for name in part["device"].value_counts().index if name]
+    devices = list(dict.fromkeys(devices))
     more = f" + {len(devices) - 1}" if len(devices) > 1 else ""
     left.metric("Device", (devices or ["unknown"])[0] + more, help=", ".join(devices) or None, border=True)
     rest[0].metric("Cases", f"{len(frame):,}", border=True)
@@ -58,12 +60,17 @@ def decode(timed, roof: float) -> None:
 
 
 def probes(timed) -> None:
-    frame = timed[timed["family"].isin(["probe", "cache"])]
-    if frame.empty:
-        return
-    st.header("Ceilings and cache writes")
-    chart = charts.dots(frame, "gbps", "Device probes and cache append, GB/s")
-    views.show(chart, frame, "ceilings", "No probe has moved bytes on this device; the table has the others.")
+    frame = timed[timed["family"] == "probe"]
+    if len(frame):
+        st.header("Ceilings")
+        views.show(
+            charts.over_bytes(frame), frame, "ceilings", "No probe has moved bytes; the table has the others."
+        )
+    frame = timed[timed["family"] == "cache"]
+    if len(frame):
+        st.header("Writing the cache")
+        chart = charts.dots(frame, "gbps", "Cache append, GB/s")
+        views.show(chart, frame, "append", "No append has been timed on this device in these runs.")
 
 
 def representative(frame):
@@ -81,7 +88,10 @@ def counted(frame, alone: bool) -> None:
             icon=":material/calculate:",
         )
     views.show(
-        charts.counted_against_modelled(frame), frame, "counted", "No case of the CPU machine has counters."
+        charts_runs.counted_against_modelled(frame),
+        frame,
+        "counted",
+        "No case of the CPU machine has counters.",
     )
 
 
