@@ -1,4 +1,5 @@
 """`python -m experiments`."""
+
 from experiments.cli import main
 
 if __name__ == "__main__":

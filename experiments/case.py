@@ -1,7 +1,9 @@
 """One case, in the worker: inputs, compile, poisoned run, correctness, time, correctness again, row.
 
-No performance number leaves this module without a correctness pass on the same buffers before and after timing.
+No performance number leaves this module without a correctness pass on the same buffers, before and after
+timing.
 """
+
 from __future__ import annotations
 
 import gc
@@ -19,7 +21,7 @@ CLOCK_SPREAD = 0.03  # the SM clock may move this much within a case before the 
 
 
 def classify(error: BaseException) -> tuple[str, str]:
-    """(status, sentence) of an exception, by the names of its classes: the libraries they come from may be absent."""
+    """(status, sentence) of an exception, by its classes' names: their libraries may be absent."""
     names = {kind.__name__ for kind in type(error).__mro__}
     message = " ".join(str(error).split())[:500] or type(error).__name__
     if names & {"MemoryError", "OutOfMemoryError"} or "cudaErrorMemoryAllocation" in message:
@@ -28,13 +30,21 @@ def classify(error: BaseException) -> tuple[str, str]:
         return "compile_error", message
     if "Unsupported" in names:
         return "unsupported", message
-    if names & {"DeviceError", "CUDARuntimeError", "CUDADriverError", "AcceleratorError"} or "CUDA error" in message:
+    if (
+        names & {"DeviceError", "CUDARuntimeError", "CUDADriverError", "AcceleratorError"}
+        or "CUDA error" in message
+    ):
         return "cuda_error", message
     return "crash", f"{type(error).__name__}: {message}"
 
 
-def run_case(machine, params: Mapping[str, Any], repeat: Repeat, kernels: Mapping[str, Any],
-             phase: Callable[[str], None] = lambda name: None) -> dict[str, Any]:
+def run_case(
+    machine,
+    params: Mapping[str, Any],
+    repeat: Repeat,
+    kernels: Mapping[str, Any],
+    phase: Callable[[str], None] = lambda name: None,
+) -> dict[str, Any]:
     """Run one case and return the columns it fills; every failure inside is a status, never an exception.
 
     Parameters
@@ -85,8 +95,10 @@ def _judge(machine, params, subject, repeat, phase, held: int, row) -> None:
     phase("run")
     _counted_run(machine, subject, row)
     if gpu:
-        row |= {"measured_peak_pool_bytes": machine.peak_pool_bytes() - held + subject.outside_bytes(),
-                "measured_device_used_bytes": machine.used_bytes()}
+        row |= {
+            "measured_peak_pool_bytes": machine.peak_pool_bytes() - held + subject.outside_bytes(),
+            "measured_device_used_bytes": machine.used_bytes(),
+        }
     if not _correct(subject, row) or not gpu:
         return
     _time(machine, params, subject, repeat, row)
@@ -119,8 +131,13 @@ def _counted_run(machine, subject, row) -> None:
 def _correct(subject, row) -> bool:
     """Compare the outputs with the reference; a row that fails is `incorrect`."""
     verdict = subject.verdict()
-    row |= {"max_err": verdict.max_err, "tolerance": verdict.tol, "lse_err": verdict.lse_err,
-            "lse_tolerance": verdict.lse_tol, "check": verdict.check}
+    row |= {
+        "max_err": verdict.max_err,
+        "tolerance": verdict.tol,
+        "lse_err": verdict.lse_err,
+        "lse_tolerance": verdict.lse_tol,
+        "check": verdict.check,
+    }
     if not verdict.ok:
         row |= {"status": "incorrect", "error": verdict.message}
     return verdict.ok
@@ -128,18 +145,36 @@ def _correct(subject, row) -> bool:
 
 def _time(machine, params, subject, repeat: Repeat, row) -> None:
     graph = params["mode"] == "graph"
-    taken = timing.measure(subject.run, machine, min_samples=repeat.min_samples, max_samples=repeat.max_samples,
-                           timeout_s=repeat.timeout_s, rel_noise=repeat.rel_noise, cache=params["cache_mode"],
-                           graph=graph, empty=cuattn.plan_probe(machine, "empty").run)
+    taken = timing.measure(
+        subject.run,
+        machine,
+        min_samples=repeat.min_samples,
+        max_samples=repeat.max_samples,
+        timeout_s=repeat.timeout_s,
+        rel_noise=repeat.rel_noise,
+        cache=params["cache_mode"],
+        graph=graph,
+        empty=cuattn.plan_probe(machine, "empty").run,
+    )
     row |= {
-        "measured_time_us": taken.median_us, "measured_time_q1_us": taken.q1_us, "measured_time_q3_us": taken.q3_us,
-        "measured_time_min_us": taken.min_us, "measured_samples_us": list(taken.samples_us),
-        "measured_n_samples": taken.n_samples, "measured_stop_reason": taken.stop_reason,
-        "measured_host_us": taken.host_us, "measured_empty_us": taken.empty_us,
-        "measured_sm_clock_mhz": taken.sm_clock_mhz, "measured_sm_clock_min_mhz": taken.sm_clock_min_mhz,
+        "measured_time_us": taken.median_us,
+        "measured_time_q1_us": taken.q1_us,
+        "measured_time_q3_us": taken.q3_us,
+        "measured_time_min_us": taken.min_us,
+        "measured_samples_us": list(taken.samples_us),
+        "measured_n_samples": taken.n_samples,
+        "measured_stop_reason": taken.stop_reason,
+        "measured_host_us": taken.host_us,
+        "measured_empty_us": taken.empty_us,
+        "measured_sm_clock_mhz": taken.sm_clock_mhz,
+        "measured_sm_clock_min_mhz": taken.sm_clock_min_mhz,
         **environment.sensors(),
     }
-    clock, low, reasons = taken.sm_clock_mhz, taken.sm_clock_min_mhz, row.get("measured_throttle_reasons") or ""
+    clock, low, reasons = (
+        taken.sm_clock_mhz,
+        taken.sm_clock_min_mhz,
+        row.get("measured_throttle_reasons") or "",
+    )
     if environment.slowed(reasons):
         row |= {"status": "throttled", "error": f"the GPU slowed its clock while timing ({reasons})"}
     elif clock and low < (1 - CLOCK_SPREAD) * clock and "power_cap" not in reasons:

@@ -1,4 +1,5 @@
-"""Which kernels a sweep may name: the project's rows, rows of kernels given by path, and other people's libraries."""
+"""Which kernels a sweep may name: the project's, those given by path, and other people's libraries."""
+
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -55,7 +56,7 @@ def load_row(path: str):
 def current_hashes() -> dict[str, str]:
     """What `store.stale` compares with: each kernel of the project → every source hash it could have today.
 
-    A kernel may launch several files and which ones is its plan's matter, so each gets the hashes of all files,
+    A kernel may launch several files, and its plan decides which, so each gets the hashes of all files,
     joined by "+"; a hash occurs nowhere but in its own file's rows.
     """
     from cuattn.compile import source_hash

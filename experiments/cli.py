@@ -1,4 +1,5 @@
 """The commands: list, plan, run, resume, show, doctor."""
+
 from __future__ import annotations
 
 import shlex
@@ -16,11 +17,15 @@ from experiments import doctor as doctoring
 from experiments import estimate, runner, store, tables
 from experiments.suite import load_suite, suite_names
 from experiments.sweep import Options
-from experiments.worker import Unavailable, Worker
 from experiments.words import UserError, nearest
+from experiments.worker import Unavailable, Worker
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False,
-                  help="Sweep attention kernels over shapes, check every result, keep what was measured.")
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Sweep attention kernels over shapes, check every result, keep what was measured.",
+)
 WIDE = 160  # columns where the output is not a terminal's, such as a log of continuous integration
 console = Console() if sys.stdout.isatty() else Console(width=WIDE)
 errors = Console(stderr=True)
@@ -29,12 +34,22 @@ INTERRUPTED = 130
 
 SuiteName = Annotated[str, typer.Argument(help="A suite's name (see `list`) or the path of a TOML file.")]
 MachineName = Annotated[str, typer.Option("--machine", help="best, cpu or gpu.")]
-KernelPaths = Annotated[Optional[list[str]], typer.Option("--kernel", help="Add a kernel: a module that defines ROW.")]
+KernelPaths = Annotated[
+    Optional[list[str]], typer.Option("--kernel", help="Add a kernel: a module that defines ROW.")
+]
 Only = Annotated[Optional[str], typer.Option("--only", help="Only this kernel's cases.")]
 Limit = Annotated[Optional[int], typer.Option("--limit", help="Only the first N cases.")]
-Lengths = Annotated[Optional[str], typer.Option("--lengths", help="Ragged batches with the lengths of a request log: "
-                                                "Azure CSV, Mooncake JSONL, or one integer a line.")]
-Batch = Annotated[Optional[int], typer.Option("--batch", help="Requests a ragged batch; 64 on a GPU, 4 without.")]
+Lengths = Annotated[
+    Optional[str],
+    typer.Option(
+        "--lengths",
+        help="Ragged batches with the lengths of a request log: "
+        "Azure CSV, Mooncake JSONL, or one integer a line.",
+    ),
+]
+Batch = Annotated[
+    Optional[int], typer.Option("--batch", help="Requests a ragged batch; 64 on a GPU, 4 without.")
+]
 
 
 def main() -> None:
@@ -51,7 +66,9 @@ def main() -> None:
 
 def _request(suite, machine, kernel, only, limit, lengths, batch) -> runner.Request:
     if machine not in ("best", "cpu", "gpu"):
-        raise UserError(f"--machine: '{machine}' is not a machine; {nearest(machine, ('best', 'cpu', 'gpu'))}")
+        raise UserError(
+            f"--machine: '{machine}' is not a machine; {nearest(machine, ('best', 'cpu', 'gpu'))}"
+        )
     return runner.Request(suite, machine, tuple(kernel or ()), Options((), only, limit, lengths, batch))
 
 
@@ -68,8 +85,15 @@ def list_suites() -> None:
 
 
 @app.command()
-def plan(suite: SuiteName, machine: MachineName = "best", kernel: KernelPaths = None, only: Only = None,
-         limit: Limit = None, lengths: Lengths = None, batch: Batch = None) -> None:
+def plan(
+    suite: SuiteName,
+    machine: MachineName = "best",
+    kernel: KernelPaths = None,
+    only: Only = None,
+    limit: Limit = None,
+    lengths: Lengths = None,
+    batch: Batch = None,
+) -> None:
     """List every case of a suite with its estimated time, and run nothing."""
     request = _request(suite, machine, kernel, only, limit, lengths, batch)
     found, chosen, cases = runner.plan(request)
@@ -83,9 +107,13 @@ def plan(suite: SuiteName, machine: MachineName = "best", kernel: KernelPaths = 
         tables.add_parameters(table, names)
         table.add_column("estimated\ns", justify="right", no_wrap=True)
         for row in rows:
-            table.add_row(row["case_id"], *tables.parameter_cells(row, names), f"{seconds[row['case_id']]:.1f}")
+            table.add_row(
+                row["case_id"], *tables.parameter_cells(row, names), f"{seconds[row['case_id']]:.1f}"
+            )
         console.print(table)
-    console.print(f"{len(cases)} cases, estimated {_duration(sum(c.estimate_s for c in cases))} in all, from cold")
+    console.print(
+        f"{len(cases)} cases, estimated {_duration(sum(c.estimate_s for c in cases))} in all, from cold"
+    )
 
 
 def _duration(seconds: float) -> str:
@@ -93,14 +121,24 @@ def _duration(seconds: float) -> str:
 
 
 @app.command()
-def run(suite: SuiteName, machine: MachineName = "best", kernel: KernelPaths = None, only: Only = None,
-        limit: Limit = None, lengths: Lengths = None, batch: Batch = None,
-        out: Annotated[Optional[Path], typer.Option("--out", help="The run's folder; a new one below ./runs if "
-                                                    "not given.")] = None) -> None:
+def run(
+    suite: SuiteName,
+    machine: MachineName = "best",
+    kernel: KernelPaths = None,
+    only: Only = None,
+    limit: Limit = None,
+    lengths: Lengths = None,
+    batch: Batch = None,
+    out: Annotated[
+        Optional[Path], typer.Option("--out", help="The run's folder; a new one below ./runs if not given.")
+    ] = None,
+) -> None:
     """Run a suite: every case ends as a row, in a folder of the run's own."""
     request = _request(suite, machine, kernel, only, limit, lengths, batch)
     runner.plan(request)  # what the user mistyped is said before a worker starts
-    worker = Worker(machine, [str(Path(path).resolve()) for path in request.kernels], load_suite(suite).repeat)
+    worker = Worker(
+        machine, [str(Path(path).resolve()) for path in request.kernels], load_suite(suite).repeat
+    )
     worker.start()
     try:
         opened = runner.begin(request, worker, out)
@@ -110,9 +148,12 @@ def run(suite: SuiteName, machine: MachineName = "best", kernel: KernelPaths = N
 
 
 @app.command()
-def resume(run: Annotated[Path, typer.Argument(help="The run's folder.")],
-           retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Also try failed cases again.")] = False,
-           ) -> None:
+def resume(
+    run: Annotated[Path, typer.Argument(help="The run's folder.")],
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Also try failed cases again.")
+    ] = False,
+) -> None:
     """Run what a run still lacks."""
     opened = runner.reopen(run)
     cases = opened.pending(retry_failed)
@@ -128,12 +169,19 @@ def resume(run: Annotated[Path, typer.Argument(help="The run's folder.")],
 
 
 def _complete(opened: runner.Run, worker: Worker, cases) -> None:
-    """Execute the cases with a progress bar, write the parquet, print the table, and exit as the rows deserve."""
+    """Execute the cases with a progress bar, write the parquet, print the table, exit as the rows deserve."""
     device = opened.manifest["device"]
-    console.print(f"{opened.manifest['title']}: {len(cases)} cases on {escape(device['device'])}, "
-                  f"into {escape(str(opened.path))}", highlight=False)
-    columns = (TextColumn("{task.description}", table_column=None), BarColumn(), MofNCompleteColumn(),
-               TimeElapsedColumn())
+    console.print(
+        f"{opened.manifest['title']}: {len(cases)} cases on {escape(device['device'])}, "
+        f"into {escape(str(opened.path))}",
+        highlight=False,
+    )
+    columns = (
+        TextColumn("{task.description}", table_column=None),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
     try:
         with Progress(*columns, console=console, transient=True) as bar:
             task = bar.add_task("starting", total=len(cases))
@@ -144,14 +192,19 @@ def _complete(opened: runner.Run, worker: Worker, cases) -> None:
                     return
                 bar.advance(task)
                 if row["status"] in FAILED:
-                    bar.console.print(f"[red]{row['status']}[/] {escape(case.label)}: {escape(row['error'])}",
-                                      highlight=False)
+                    bar.console.print(
+                        f"[red]{row['status']}[/] {escape(case.label)}: {escape(row['error'])}",
+                        highlight=False,
+                    )
 
             runner.execute(opened, worker, cases, progress)
     except KeyboardInterrupt:
         again = shlex.join(["resume", str(opened.path)])
-        console.print(f"Stopped. What was done is kept; go on with: python -m experiments {escape(again)}",
-                      highlight=False, soft_wrap=True)
+        console.print(
+            f"Stopped. What was done is kept; go on with: python -m experiments {escape(again)}",
+            highlight=False,
+            soft_wrap=True,
+        )
         raise SystemExit(INTERRUPTED) from None
     _close(opened)
 
@@ -168,12 +221,18 @@ def _close(opened: runner.Run) -> None:
 
 
 @app.command()
-def show(run: Annotated[Optional[Path], typer.Argument(help="A run's folder, or one that holds some; the latest run "
-                                                       "if not given.")] = None) -> None:
+def show(
+    run: Annotated[
+        Optional[Path],
+        typer.Argument(help="A run's folder, or one that holds some; the latest run if not given."),
+    ] = None,
+) -> None:
     """Print a run's rows."""
     path = runner.newest() if run is None else run
     if path is None:
-        raise UserError("show: there is no run below ./runs yet; make one with: python -m experiments run quick")
+        raise UserError(
+            "show: there is no run below ./runs yet; make one with: python -m experiments run quick"
+        )
     if not path.exists():
         raise UserError(f"show: {path} does not exist; name a run's folder")
     loaded = store.read_runs(path)
@@ -184,7 +243,9 @@ def show(run: Annotated[Optional[Path], typer.Argument(help="A run's folder, or 
         rows = loaded.frame[loaded.frame["run_path"] == str(where)]
         _show(store.Loaded(rows.reset_index(drop=True)), info.manifest)
     for bad, reason in loaded.quarantined:
-        errors.print(f"[yellow]set aside[/] {escape(str(bad))}: {escape(reason)}", soft_wrap=True, highlight=False)
+        errors.print(
+            f"[yellow]set aside[/] {escape(str(bad))}: {escape(reason)}", soft_wrap=True, highlight=False
+        )
     if loaded.torn_lines:
         errors.print(f"[yellow]{loaded.torn_lines} torn journal lines[/] were skipped")
 
@@ -199,8 +260,10 @@ def _show(loaded: store.Loaded, manifest: dict) -> None:
         console.print(bad)
     counts = Counter(str(s) for s in frame["status"])
     total = len(manifest.get("cases", ())) or len(frame)
-    console.print(f"{len(frame)} of {total} cases: " + ", ".join(f"{n} {s}" for s, n in counts.most_common()),
-                  highlight=False)
+    console.print(
+        f"{len(frame)} of {total} cases: " + ", ".join(f"{n} {s}" for s, n in counts.most_common()),
+        highlight=False,
+    )
 
 
 @app.command()

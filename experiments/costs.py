@@ -1,11 +1,20 @@
 """The closed forms of a case, from its parameters alone: what it would take, even where it does not fit."""
+
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from typing import Any
 
-from cuattn.kernels.base import ELEMENT_BYTES, AppendShape, AttentionShape, Cost, DecodeShape, ProbeShape, ceil_div
+from cuattn.kernels.base import (
+    ELEMENT_BYTES,
+    AppendShape,
+    AttentionShape,
+    Cost,
+    DecodeShape,
+    ProbeShape,
+    ceil_div,
+)
 from experiments.catalog import Entry
 
 LSE_BYTES, INDEX_BYTES = 4, 4
@@ -70,8 +79,10 @@ def describe(params: Mapping[str, Any], entry: Entry, device) -> dict[str, Any]:
         "block": json.dumps([x.block for x in plan.launches]),
         "smem_bytes": max((x.smem_bytes for x in plan.launches), default=0),
         "constants_used": json.dumps(dict(plan.constants), sort_keys=True, default=str),
-        "modelled_flops": cost.flops, "modelled_bytes_loaded": cost.bytes_loaded,
-        "modelled_bytes_stored": cost.bytes_stored, "modelled_launches": cost.launches,
+        "modelled_flops": cost.flops,
+        "modelled_bytes_loaded": cost.bytes_loaded,
+        "modelled_bytes_stored": cost.bytes_stored,
+        "modelled_launches": cost.launches,
         "modelled_scratch_bytes": cost.scratch_bytes,
         "modelled_peak_bytes": array_bytes(params) + cost.scratch_bytes,
     }

@@ -1,4 +1,5 @@
 """What works here, what does not, and what to do about it."""
+
 from __future__ import annotations
 
 import os
@@ -12,8 +13,12 @@ from experiments import environment
 
 Check = tuple[str, bool | None, str, str]
 REQUIRED = ("numpy", "ml_dtypes", "pandas", "pyarrow", "typer", "rich")
-OPTIONAL = (("streamlit", "the dashboard"), ("altair", "the dashboard"),
-            ("nvidia-ml-py", "clocks, power and temperature of a GPU"), ("torch", "PyTorch's attention as a peer"))
+OPTIONAL = (
+    ("streamlit", "the dashboard"),
+    ("altair", "the dashboard"),
+    ("nvidia-ml-py", "clocks, power and temperature of a GPU"),
+    ("torch", "PyTorch's attention as a peer"),
+)
 INSTALL = "pip install -r requirements.txt"
 
 
@@ -44,13 +49,23 @@ def _compiler() -> Check:
     except CompilerMissing as error:
         return "C++ compiler", False, "none", str(error)
     version = environment.compiler()
-    return "C++ compiler", bool(version), version, "" if version else "it does not run: name another one in $CXX"
+    return (
+        "C++ compiler",
+        bool(version),
+        version,
+        "" if version else "it does not run: name another one in $CXX",
+    )
 
 
 def _gpu():
     cards = environment.gpus()
     if not cards:
-        yield "GPU", None, environment.no_gpu_reason(), "kernels run on the CPU machine, which counts and does not time"
+        yield (
+            "GPU",
+            None,
+            environment.no_gpu_reason(),
+            "kernels run on the CPU machine, which counts and does not time",
+        )
     for card in cards:
         yield "GPU", True, f"{card['name']}, driver {card['driver']}, CUDA {card['cuda']}", ""
     if find_spec("cupy") is None:
@@ -59,7 +74,12 @@ def _gpu():
         return
     code = "from cupy_backends.cuda.libs import nvrtc; print('NVRTC %d.%d' % nvrtc.getVersion())"
     version = environment.ask([sys.executable, "-c", code])  # another process: this one never loads CUDA
-    yield "NVRTC", bool(version), version or "does not load", "" if version else "pip install nvidia-cuda-nvrtc"
+    yield (
+        "NVRTC",
+        bool(version),
+        version or "does not load",
+        "" if version else "pip install nvidia-cuda-nvrtc",
+    )
 
 
 def _cache() -> Check:
@@ -77,4 +97,9 @@ def _cache() -> Check:
 def _disk() -> Check:
     free = shutil.disk_usage(Path.cwd()).free
     fine = free > 1 << 30
-    return "disk", fine, f"{free / 1e9:.1f} GB free here", "" if fine else "free at least 1 GB, or use --out DIR"
+    return (
+        "disk",
+        fine,
+        f"{free / 1e9:.1f} GB free here",
+        "" if fine else "free at least 1 GB, or use --out DIR",
+    )

@@ -1,4 +1,5 @@
 """What a run ran on: interpreter, packages, compiler, GPU and its sensors. NVML is asked, never CUDA."""
+
 from __future__ import annotations
 
 import os
@@ -10,12 +11,34 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("numpy", "ml_dtypes", "pandas", "pyarrow", "streamlit", "altair", "typer", "rich", "nvidia-ml-py",
-            "cupy-cuda13x", "cupy-cuda12x", "nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12", "torch")
+PACKAGES = (
+    "numpy",
+    "ml_dtypes",
+    "pandas",
+    "pyarrow",
+    "streamlit",
+    "altair",
+    "typer",
+    "rich",
+    "nvidia-ml-py",
+    "cupy-cuda13x",
+    "cupy-cuda12x",
+    "nvidia-cuda-nvrtc",
+    "nvidia-cuda-nvrtc-cu12",
+    "torch",
+)
 SLOWDOWNS = {"hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake"}
 # Bits of NVML's clock event reasons; power_cap is normal operation of a busy card, not a fault.
-REASONS = {0x2: "applications_clocks", 0x4: "power_cap", 0x8: "hw_slowdown", 0x10: "sync_boost",
-           0x20: "sw_thermal", 0x40: "hw_thermal", 0x80: "hw_power_brake", 0x100: "display_clocks"}
+REASONS = {
+    0x2: "applications_clocks",
+    0x4: "power_cap",
+    0x8: "hw_slowdown",
+    0x10: "sync_boost",
+    0x20: "sw_thermal",
+    0x40: "hw_thermal",
+    0x80: "hw_power_brake",
+    0x100: "display_clocks",
+}
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -59,9 +82,15 @@ def cpu_name() -> str:
 def capture() -> dict[str, Any]:
     """The environment that a run's manifest keeps."""
     return {
-        "python": platform.python_version(), "platform": platform.platform(), "host": socket.gethostname(),
-        "cpu": cpu_name(), "cpus": os.cpu_count(), "packages": package_versions(), "revision": revision(),
-        "compiler": compiler(), "gpus": gpus(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "host": socket.gethostname(),
+        "cpu": cpu_name(),
+        "cpus": os.cpu_count(),
+        "packages": package_versions(),
+        "revision": revision(),
+        "compiler": compiler(),
+        "gpus": gpus(),
     }
 
 
@@ -129,22 +158,30 @@ def _handles() -> list[Any]:
 
 
 def gpus() -> list[dict[str, Any]]:
-    """Each visible GPU: name, uuid, driver, memory, power limit, ECC, persistence and MIG; unknown fields None."""
+    """Each visible GPU: name, uuid, driver, memory, power limit, ECC, persistence, MIG; None if unknown."""
     lib, found = nvml(), []
     for handle in _handles():
-        memory, limit = lib.ask("nvmlDeviceGetMemoryInfo", handle), lib.ask("nvmlDeviceGetPowerManagementLimit", handle)
+        memory, limit = (
+            lib.ask("nvmlDeviceGetMemoryInfo", handle),
+            lib.ask("nvmlDeviceGetPowerManagementLimit", handle),
+        )
         ecc, mig = lib.ask("nvmlDeviceGetEccMode", handle), lib.ask("nvmlDeviceGetMigMode", handle)
         persistence = lib.ask("nvmlDeviceGetPersistenceMode", handle)
         running = lib.ask("nvmlDeviceGetComputeRunningProcesses", handle)
-        found.append({
-            "name": lib.ask("nvmlDeviceGetName", handle), "uuid": lib.ask("nvmlDeviceGetUUID", handle),
-            "driver": lib.ask("nvmlSystemGetDriverVersion"),
-            "cuda": lib.ask("nvmlSystemGetCudaDriverVersion_v2"),
-            "memory_bytes": memory.total if memory else None, "power_limit_w": limit / 1000 if limit else None,
-            "ecc": bool(ecc[0]) if ecc else None, "mig": bool(mig[0]) if mig else None,
-            "persistence": bool(persistence) if persistence is not None else None,
-            "other_processes": len(running) if running is not None else None,
-        })
+        found.append(
+            {
+                "name": lib.ask("nvmlDeviceGetName", handle),
+                "uuid": lib.ask("nvmlDeviceGetUUID", handle),
+                "driver": lib.ask("nvmlSystemGetDriverVersion"),
+                "cuda": lib.ask("nvmlSystemGetCudaDriverVersion_v2"),
+                "memory_bytes": memory.total if memory else None,
+                "power_limit_w": limit / 1000 if limit else None,
+                "ecc": bool(ecc[0]) if ecc else None,
+                "mig": bool(mig[0]) if mig else None,
+                "persistence": bool(persistence) if persistence is not None else None,
+                "other_processes": len(running) if running is not None else None,
+            }
+        )
     return found
 
 
@@ -159,7 +196,7 @@ def gpu_expected() -> bool:
 
 
 def sensors() -> dict[str, Any]:
-    """Power, temperature and clock event reasons of the first visible GPU now; None where NVML does not say."""
+    """Power, temperature and clock event reasons of the first visible GPU; None where NVML is silent."""
     handles, lib = _handles(), nvml()
     if not handles:
         return {}

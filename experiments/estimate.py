@@ -1,4 +1,5 @@
 """How long a plan may take. Rough by nature, and always labelled *estimated*: no number here is a result."""
+
 from __future__ import annotations
 
 import json
@@ -19,7 +20,7 @@ STANDARD_FLOPS = 2e13
 
 
 def device_here(machine: str) -> Device | None:
-    """The card that estimates are made for: the visible one, or a typical one where it is not in the table."""
+    """The card to estimate for: the visible one, or a typical one where it is not in the table."""
     if machine == "cpu":
         return None
     cards = environment.gpus()
@@ -31,8 +32,10 @@ def with_estimates(cases: Iterable[Case], machine: str, repeat: Repeat) -> list[
     device, built, out = device_here(machine), set(), []
     for case in cases:
         p = case.params
-        key = json.dumps([p.get(k) for k in ("kernel", "d", "dtype", "causal", "page_size", "constants")] + [
-            p.get("h", 0) // max(p.get("hkv", 1), 1) if p["family"] == "decode" else None])
+        key = json.dumps(
+            [p.get(k) for k in ("kernel", "d", "dtype", "causal", "page_size", "constants")]
+            + [p.get("h", 0) // max(p.get("hkv", 1), 1) if p["family"] == "decode" else None]
+        )
         seconds = CASE_S[machine] + (0 if key in built else COMPILE_S[machine])
         built.add(key)
         out.append(replace(case, estimate_s=seconds + _run_s(case, machine, device, repeat)))

@@ -1,4 +1,5 @@
-"""Random inputs for a case, made where they will be used: seeded normal values, and page tables in either order."""
+"""Random inputs for a case, made where they are used: seeded normal values, page tables in either order."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -27,7 +28,7 @@ def normal(machine, shape: tuple[int, ...], dtype: str, rng):
     out = machine.empty(shape, dtype)
     flat = (bits(out) if dtype == "bfloat16" else out).reshape(-1)
     for start in range(0, flat.size, CHUNK):
-        part = flat[start:start + CHUNK]
+        part = flat[start : start + CHUNK]
         values = rng.standard_normal(part.size, dtype=np.float32)
         if dtype == "bfloat16":
             values = (round_to(values, dtype, machine.xp).view(np.uint32) >> 16).astype(np.uint16)
@@ -46,7 +47,7 @@ def page_table(lengths: list[int], page_size: int, order: str, seed: int) -> tup
     table = np.full((len(lengths), max([1, *counts])), -1, np.int32)
     start = 0
     for i, count in enumerate(counts):
-        table[i, :count] = ids[start:start + count]
+        table[i, :count] = ids[start : start + count]
         start += count
     return table, max(total, 1)
 
@@ -54,8 +55,8 @@ def page_table(lengths: list[int], page_size: int, order: str, seed: int) -> tup
 def build(machine, params: Mapping[str, Any]) -> dict[str, Any]:
     """The input arrays of a case by name, as the planning functions of `cuattn` take them.
 
-    prefill: q, k, v. decode: q, k_cache, v_cache, block_table, cache_seqlens. cache: k, v and the same cache, with
-    room for the new tokens.
+    prefill: q, k, v. decode: q, k_cache, v_cache, block_table, cache_seqlens. cache: k, v and the same cache,
+    with room for the new tokens.
     """
     rng = machine.xp.random.default_rng(params["seed"])
     b, h, hkv, d, dtype = (params[key] for key in ("b", "h", "hkv", "d", "dtype"))
@@ -67,13 +68,17 @@ def build(machine, params: Mapping[str, Any]) -> dict[str, Any]:
         return {name: normal(machine, shape, dtype, rng) for name, shape in shapes.items()}
     lengths = list(params.get("lengths") or [params["n"]] * b)
     new = params["m"] if params["family"] == "cache" else 0
-    table, pages = page_table([n + new for n in lengths], params["page_size"], params["page_order"], params["seed"])
+    table, pages = page_table(
+        [n + new for n in lengths], params["page_size"], params["page_order"], params["seed"]
+    )
     pool = (pages, params["page_size"], hkv, d)
     fresh = {"k": (b, new, hkv, d), "v": (b, new, hkv, d)} if new else {"q": (b, 1, h, d)}
     arrays = {name: normal(machine, shape, dtype, rng) for name, shape in fresh.items()}
     return arrays | {
-        "k_cache": normal(machine, pool, dtype, rng), "v_cache": normal(machine, pool, dtype, rng),
-        "block_table": machine.upload(table), "cache_seqlens": machine.upload(np.asarray(lengths, np.int32)),
+        "k_cache": normal(machine, pool, dtype, rng),
+        "v_cache": normal(machine, pool, dtype, rng),
+        "block_table": machine.upload(table),
+        "cache_seqlens": machine.upload(np.asarray(lengths, np.int32)),
     }
 
 

@@ -1,8 +1,10 @@
 """Context lengths of real requests, read from a log, and the ragged batches a suite builds from them.
 
-Three kinds of file are understood: the Azure LLM inference trace (CSV with ContextTokens and GeneratedTokens),
-the Mooncake trace (one JSON object a line, with input_length and output_length), and a plain column of integers.
+Three kinds of file are understood: the Azure LLM inference trace (CSV with ContextTokens and
+GeneratedTokens), the Mooncake trace (one JSON object a line, with input_length and output_length), and a
+plain column of integers.
 """
+
 from __future__ import annotations
 
 import csv
@@ -38,10 +40,14 @@ def read_lengths(path: Path | str) -> list[int]:
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except OSError as error:
-        raise UserError(f"--lengths: {path} cannot be read ({error.strerror}); name a file of lengths") from error
+        raise UserError(
+            f"--lengths: {path} cannot be read ({error.strerror}); name a file of lengths"
+        ) from error
     except UnicodeDecodeError as error:
-        raise UserError(f"--lengths: {path} is not text in UTF-8; name an Azure CSV, a Mooncake JSONL or a "
-                        "column of integers") from error
+        raise UserError(
+            f"--lengths: {path} is not text in UTF-8; name an Azure CSV, a Mooncake JSONL or a "
+            "column of integers"
+        ) from error
     numbered = [(i, line) for i, line in enumerate(lines, 1) if line.strip()]
     if not numbered:
         raise UserError(f"--lengths: {path} is empty; it needs at least one length")
@@ -55,8 +61,10 @@ def read_lengths(path: Path | str) -> list[int]:
 def _azure(path: Path, numbered: list[tuple[int, str]]) -> list[int]:
     header = [name.strip() for name in next(csv.reader([numbered[0][1]]))]
     if any(name not in header for name in AZURE):
-        raise UserError(f"--lengths: {path} has the columns {', '.join(header)[:120]}; expected {' and '.join(AZURE)} "
-                        "(Azure), a Mooncake JSONL, or a single column of integers")
+        raise UserError(
+            f"--lengths: {path} has the columns {', '.join(header)[:120]}; expected {' and '.join(AZURE)} "
+            "(Azure), a Mooncake JSONL, or a single column of integers"
+        )
     columns = [header.index(name) for name in AZURE]
     found = []
     for i, line in numbered[1:]:
@@ -71,9 +79,13 @@ def _mooncake(path: Path, number: int, line: str) -> int:
     try:
         record = json.loads(line)
     except ValueError as error:
-        raise UserError(f"--lengths: {path}, line {number} is not JSON ({error}); is the file complete?") from error
+        raise UserError(
+            f"--lengths: {path}, line {number} is not JSON ({error}); is the file complete?"
+        ) from error
     if not isinstance(record, dict) or any(name not in record for name in MOONCAKE):
-        raise UserError(f"--lengths: {path}, line {number} has no {' and '.join(MOONCAKE)}; expected a Mooncake JSONL")
+        raise UserError(
+            f"--lengths: {path}, line {number} has no {' and '.join(MOONCAKE)}; expected a Mooncake JSONL"
+        )
     return sum(_integer(path, number, record[name]) for name in MOONCAKE)
 
 
@@ -88,12 +100,14 @@ def _column(path: Path, numbered: list[tuple[int, str]]) -> list[int]:
 def _integer(path: Path, number: int, value) -> int:
     text = str(value).strip()
     if isinstance(value, bool) or not text.isascii() or not text.isdigit() or int(text) > LONGEST:
-        raise UserError(f"--lengths: {path}, line {number}: expected a length from 0 to {LONGEST}, got {text[:40]!r}")
+        raise UserError(
+            f"--lengths: {path}, line {number}: expected a length from 0 to {LONGEST}, got {text[:40]!r}"
+        )
     return int(text)
 
 
 def batches(lengths: list[int], batch: int, count: int) -> list[list[int]]:
-    """The first `count` batches of `batch` consecutive requests; the last batch may be shorter if it is the only one.
+    """The first `count` batches of `batch` consecutive requests; a log shorter than that is one batch.
 
     Raises
     ------
@@ -102,5 +116,5 @@ def batches(lengths: list[int], batch: int, count: int) -> list[list[int]]:
     """
     if batch < 1:
         raise UserError(f"--batch: expected at least 1, got {batch}")
-    whole = [lengths[i:i + batch] for i in range(0, len(lengths) - batch + 1, batch)]
+    whole = [lengths[i : i + batch] for i in range(0, len(lengths) - batch + 1, batch)]
     return whole[:count] or [lengths]

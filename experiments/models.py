@@ -1,4 +1,5 @@
-"""The attention shapes of real models, from `models.csv`: heads, head dim, layers, context, each with its source."""
+"""Attention shapes of real models, from `models.csv`: heads, head dim, layers, context, and the source."""
+
 from __future__ import annotations
 
 import csv
@@ -13,8 +14,8 @@ from experiments.words import UserError, nearest
 class Model:
     """One model's attention.
 
-    `kv_heads`, `head_dim` are those the cache holds; `mla` says how a latent-attention model's were counted, and
-    is empty for the others. `sliding_window` is None where every layer sees the whole context.
+    `kv_heads`, `head_dim` are those the cache holds; `mla` says how a latent-attention model's were counted,
+    and is empty for the others. `sliding_window` is None where every layer sees the whole context.
     """
 
     name: str
@@ -37,8 +38,10 @@ def models() -> dict[str, Model]:
     found = {}
     with open(Path(__file__).with_name("models.csv"), encoding="utf-8", newline="") as handle:
         for row in csv.DictReader(handle):
-            counts = (int(row[c]) for c in ("layers", "hidden", "q_heads", "kv_heads", "head_dim", "v_head_dim",
-                                            "max_context"))
+            counts = (
+                int(row[c])
+                for c in ("layers", "hidden", "q_heads", "kv_heads", "head_dim", "v_head_dim", "max_context")
+            )
             window = int(row["sliding_window"]) if row["sliding_window"] else None
             found[row["model"]] = Model(row["model"], *counts, window, row["mla"], row["source"], row["note"])
     return found

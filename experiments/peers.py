@@ -1,7 +1,8 @@
-"""Other people's kernels as rows like any other: PyTorch's scaled-dot-product attention, on a GPU where it is installed.
+"""Other people's kernels as rows like any other: PyTorch's scaled-dot-product attention, where installed.
 
 A peer gets the same inputs, check and timer. What it launches, and what it moves through memory, is unknown.
 """
+
 from __future__ import annotations
 
 from importlib.util import find_spec
@@ -28,11 +29,17 @@ def require(machine, params) -> None:
     import torch
 
     if not torch.cuda.is_available():
-        raise Unsupported(f"{name}: this PyTorch ({torch.__version__}) sees no GPU; install a build with CUDA")
+        raise Unsupported(
+            f"{name}: this PyTorch ({torch.__version__}) sees no GPU; install a build with CUDA"
+        )
     if params["causal"] and params["m"] != params["n"]:
-        raise Unsupported(f"{name}: PyTorch aligns a causal mask top-left, which differs where m ≠ n; use m = n")
+        raise Unsupported(
+            f"{name}: PyTorch aligns a causal mask top-left, which differs where m ≠ n; use m = n"
+        )
     if params["mode"] == "graph":
-        raise Unsupported(f"{name}: it allocates its output at each call, so it is timed as a launch; use mode launch")
+        raise Unsupported(
+            f"{name}: it allocates its output at each call, so it is timed as a launch; use mode launch"
+        )
 
 
 class TorchSubject:
@@ -43,8 +50,10 @@ class TorchSubject:
 
         self._machine, self._torch, self._params, self._arrays = machine, torch, params, arrays
         heads_first = params["layout"] == "bhsd"
-        self._qkv = [x if heads_first else x.transpose(1, 2)
-                     for x in (self._to_torch(arrays[name]) for name in ("q", "k", "v"))]
+        self._qkv = [
+            x if heads_first else x.transpose(1, 2)
+            for x in (self._to_torch(arrays[name]) for name in ("q", "k", "v"))
+        ]
         self._heads_first = heads_first
         self._backend = getattr(torch.nn.attention.SDPBackend, BACKENDS[params["kernel"]])
         self._out = None
@@ -63,10 +72,13 @@ class TorchSubject:
         with torch.cuda.stream(stream), torch.nn.attention.sdpa_kernel(self._backend):
             try:
                 self._out = torch.nn.functional.scaled_dot_product_attention(
-                    *self._qkv, is_causal=p["causal"], enable_gqa=p["h"] != p["hkv"])
+                    *self._qkv, is_causal=p["causal"], enable_gqa=p["h"] != p["hkv"]
+                )
             except RuntimeError as error:
                 if "No available kernel" in str(error):
-                    raise Unsupported(f"{p['kernel']}: PyTorch has no such kernel for this shape and dtype") from error
+                    raise Unsupported(
+                        f"{p['kernel']}: PyTorch has no such kernel for this shape and dtype"
+                    ) from error
                 raise
 
     def poison(self) -> None:

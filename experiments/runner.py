@@ -1,8 +1,9 @@
 """A run: its folder, its plan, and the loop that turns every case into a journalled row.
 
-The parent process never opens a machine; a worker does, and may be killed at any moment. What is done is on the disk
-before the next case begins, so a run that stops for whatever reason is continued by `resume`.
+The parent process never opens a machine; a worker does, and may be killed at any moment. What is done is on
+the disk before the next case begins, so a run that stops for whatever reason is continued by `resume`.
 """
+
 from __future__ import annotations
 
 import os
@@ -20,8 +21,8 @@ from experiments.catalog import catalog
 from experiments.schema import BY_NAME, RETRYABLE
 from experiments.suite import Repeat, Suite, load_suite
 from experiments.sweep import Case, Options, cases_of
-from experiments.worker import Unavailable, Worker
 from experiments.words import UserError
+from experiments.worker import Unavailable, Worker
 
 RUNS = Path("runs")
 JOURNAL = "journal-0.jsonl"  # one worker, one journal; more workers will each have their own
@@ -71,7 +72,9 @@ class Run:
 def with_external(request: Request, known) -> Options:
     """The request's options, with the names of the kernels given by path."""
     names = tuple(entry.name for entry in known.values() if entry.path)
-    return Options(names, request.options.only, request.options.limit, request.options.lengths, request.options.batch)
+    return Options(
+        names, request.options.only, request.options.limit, request.options.lengths, request.options.batch
+    )
 
 
 def plan(request: Request, machine: str | None = None) -> tuple[Suite, str, list[Case]]:
@@ -108,12 +111,22 @@ def begin(request: Request, worker: Worker, out: Path | None) -> Run:
     except OSError as error:
         raise UserError(f"--out: {path} cannot be made ({error.strerror}); name a writable folder") from error
     manifest = {
-        "run_id": run_id, "suite": suite.name, "title": suite.title, "question": suite.question,
-        "claims": list(suite.claims), "created_at": stamp.isoformat(timespec="microseconds"),
-        "request": {"suite": request.suite, "machine": machine, "kernels": [os.path.abspath(k) for k in request.kernels],
-                    **{k: v for k, v in asdict(request.options).items() if k != "kernels"}},
-        "command": "python -m experiments " + command_line(request), "repeat": asdict(suite.repeat),
-        "device": worker.device, "environment": environment.capture(),
+        "run_id": run_id,
+        "suite": suite.name,
+        "title": suite.title,
+        "question": suite.question,
+        "claims": list(suite.claims),
+        "created_at": stamp.isoformat(timespec="microseconds"),
+        "request": {
+            "suite": request.suite,
+            "machine": machine,
+            "kernels": [os.path.abspath(k) for k in request.kernels],
+            **{k: v for k, v in asdict(request.options).items() if k != "kernels"},
+        },
+        "command": "python -m experiments " + command_line(request),
+        "repeat": asdict(suite.repeat),
+        "device": worker.device,
+        "environment": environment.capture(),
         "cases": [{"case_id": c.case_id, "params": dict(c.params)} for c in cases],
         "schema_version": 1,
     }
@@ -144,8 +157,10 @@ def reopen(path: Path) -> Run:
     try:
         cases = [Case(c["case_id"], c["params"]) for c in manifest["cases"]]
     except (KeyError, TypeError) as error:
-        raise store.StoreError(f"{path / store.MANIFEST}: has no list of cases; it cannot be resumed") from error
-    return Run(path, manifest, cases, store.read_journals(path)[0])
+        raise store.StoreError(
+            f"{path / store.MANIFEST}: has no list of cases; it cannot be resumed"
+        ) from error
+    return Run(path, manifest, cases, store.read_rows(path))
 
 
 def worker_for(run: Run) -> Worker:
@@ -167,7 +182,9 @@ def worker_for(run: Run) -> Worker:
     return worker
 
 
-def execute(run: Run, worker: Worker, cases: list[Case], progress: Callable[[Case, dict | None], None]) -> None:
+def execute(
+    run: Run, worker: Worker, cases: list[Case], progress: Callable[[Case, dict | None], None]
+) -> None:
     """Run the cases one by one; each ends as one fsynced row.
 
     `progress` is called with (case, None) when a case begins and (case, row) when it ends.
@@ -194,8 +211,13 @@ def execute(run: Run, worker: Worker, cases: list[Case], progress: Callable[[Cas
 def _one(run: Run, worker: Worker, case: Case, journal: store.Journal) -> dict[str, Any]:
     attempt = 1 + max((r["attempt"] for r in run.rows if r["case_id"] == case.case_id), default=0)
     row = {
-        "run_id": run.run_id, "suite": run.manifest["suite"], "case_id": case.case_id, "attempt": attempt,
-        "host": socket.gethostname(), **worker.device, "started_at": datetime.now(timezone.utc),
+        "run_id": run.run_id,
+        "suite": run.manifest["suite"],
+        "case_id": case.case_id,
+        "attempt": attempt,
+        "host": socket.gethostname(),
+        **worker.device,
+        "started_at": datetime.now(timezone.utc),
         **{name: value for name, value in case.params.items() if name in BY_NAME},
     }
     interrupt = None
@@ -214,14 +236,13 @@ def _one(run: Run, worker: Worker, case: Case, journal: store.Journal) -> dict[s
 
 
 def finish(run: Run) -> Path:
-    """Write the run's parquet from its journals.
+    """Write the run's parquet from all its rows.
 
     Raises
     ------
     StoreError
     """
-    rows, _, _ = store.read_journals(run.path)
-    return store.write_part(run.path, rows, run.manifest)
+    return store.write_part(run.path, store.read_rows(run.path), run.manifest)
 
 
 def newest(root: Path = RUNS) -> Path | None:
@@ -230,4 +251,15 @@ def newest(root: Path = RUNS) -> Path | None:
     return max(found, key=lambda p: (p / store.MANIFEST).stat().st_mtime_ns, default=None)
 
 
-__all__ = ["Request", "Run", "Unavailable", "begin", "execute", "finish", "newest", "plan", "reopen", "worker_for"]
+__all__ = [
+    "Request",
+    "Run",
+    "Unavailable",
+    "begin",
+    "execute",
+    "finish",
+    "newest",
+    "plan",
+    "reopen",
+    "worker_for",
+]

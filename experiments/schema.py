@@ -3,6 +3,7 @@
 A column's kind says where its number comes from, and the kinds are never mixed: *measured* was timed or read
 on a GPU, *counted* comes from the CPU machine's counters, *modelled* from a kernel's closed form.
 """
+
 from __future__ import annotations
 
 import math
@@ -14,8 +15,18 @@ import pyarrow as pa
 
 SCHEMA_VERSION = 1
 
-STATUSES = ("ok", "incorrect", "unsupported", "compile_error", "oom", "cuda_error", "crash", "timeout",
-            "throttled", "interrupted")
+STATUSES = (
+    "ok",
+    "incorrect",
+    "unsupported",
+    "compile_error",
+    "oom",
+    "cuda_error",
+    "crash",
+    "timeout",
+    "throttled",
+    "interrupted",
+)
 # What another try may change. `unsupported` and `incorrect` are answers, and a retry would only repeat them.
 RETRYABLE = frozenset({"compile_error", "oom", "cuda_error", "crash", "timeout", "throttled", "incorrect"})
 
@@ -35,11 +46,22 @@ class Column:
 
 
 def _columns() -> tuple[Column, ...]:
-    groups = {"identity": _IDENTITY, "provenance": _PROVENANCE, "parameter": _PARAMETERS, "plan": _PLAN,
-              "measured": _MEASURED, "counted": _COUNTED, "modelled": _MODELLED, "derived": _DERIVED,
-              "outcome": _OUTCOME}
-    return tuple(Column(name, kind_type, unit, kind, meaning)
-                 for kind, rows in groups.items() for name, kind_type, unit, meaning in rows)
+    groups = {
+        "identity": _IDENTITY,
+        "provenance": _PROVENANCE,
+        "parameter": _PARAMETERS,
+        "plan": _PLAN,
+        "measured": _MEASURED,
+        "counted": _COUNTED,
+        "modelled": _MODELLED,
+        "derived": _DERIVED,
+        "outcome": _OUTCOME,
+    }
+    return tuple(
+        Column(name, kind_type, unit, kind, meaning)
+        for kind, rows in groups.items()
+        for name, kind_type, unit, meaning in rows
+    )
 
 
 _IDENTITY = (
@@ -147,8 +169,11 @@ NAMES = tuple(c.name for c in COLUMNS)
 BY_NAME = {c.name: c for c in COLUMNS}
 ARROW = pa.schema([pa.field(c.name, c.type) for c in COLUMNS])
 # A row without a correctness pass carries none of these.
-PERFORMANCE = tuple(n for n in NAMES if n.startswith("measured_")
-                    and n not in ("measured_peak_pool_bytes", "measured_device_used_bytes"))
+PERFORMANCE = tuple(
+    n
+    for n in NAMES
+    if n.startswith("measured_") and n not in ("measured_peak_pool_bytes", "measured_device_used_bytes")
+)
 
 
 def derive(row: dict[str, Any]) -> dict[str, Any]:

@@ -4,9 +4,9 @@ A run folder holds `manifest.json` (the plan and the environment, written first)
 a worker (one fsynced line an attempt) and, once the run ends, `part.parquet`. Parquet cannot be read before
 its writer closes it, so a run in progress is read from its journals.
 """
+
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
@@ -19,16 +19,28 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from experiments.disk import Journal, StoreError, write_atomic
 from experiments.schema import ARROW, SCHEMA_VERSION, decode, encode
 
+__all__ = [
+    "Journal",
+    "Loaded",
+    "RunInfo",
+    "StoreError",
+    "find_runs",
+    "read_manifest",
+    "read_part",
+    "read_rows",
+    "read_runs",
+    "stale",
+    "write_atomic",
+    "write_manifest",
+    "write_part",
+]
 MANIFEST, PART = "manifest.json", "part.parquet"
 # From schema version -> the function that lifts a table to the next version. Empty while there is only one.
 MIGRATIONS: dict[int, Callable[[pa.Table], pa.Table]] = {}
 _ARROW_ERRORS = (OSError, pa.ArrowException, ValueError, KeyError, TypeError, NotImplementedError)
-
-
-class StoreError(RuntimeError):
-    """The store cannot be written; the message says which file and why. What was written before stays."""
 
 
 @dataclass(frozen=True)
@@ -66,26 +78,6 @@ class Loaded:
     runs: list[RunInfo] = field(default_factory=list)
 
 
-def write_atomic(path: Path, write: Callable[[Path], None]) -> None:
-    """Write a hidden file beside `path` and rename it: a reader sees the old file or the new, never a half.
-
-    Raises
-    ------
-    StoreError
-        The disk is full or the folder cannot be written.
-    """
-    hidden = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        write(hidden)
-        with open(hidden, "rb") as handle:
-            os.fsync(handle.fileno())
-        os.replace(hidden, path)
-    except OSError as error:
-        raise StoreError(_write_reason(path, error)) from error
-    finally:
-        hidden.unlink(missing_ok=True)
-
-
 def write_manifest(run: Path, manifest: dict[str, Any]) -> None:
     """Write `manifest.json`, atomically."""
     text = json.dumps(manifest, indent=1, ensure_ascii=False, allow_nan=False, sort_keys=True)
@@ -109,60 +101,6 @@ def read_manifest(run: Path) -> dict[str, Any]:
     if not isinstance(manifest, dict):
         raise StoreError(f"{run / MANIFEST}: expected a JSON object")
     return manifest
-
-
-class Journal:
-    """An append-only file of rows: each is on the disk when `append` returns. One writer, so no locks."""
-
-    def __init__(self, path: Path):
-        self.path = path
-        try:
-            self._handle = open(path, "ab", buffering=0)
-            # After a kill the last line may be torn; starting a new one keeps the damage to that line.
-            if self._handle.tell() > 0 and not _ends_with_newline(path):
-                self._write(b"\n")
-        except OSError as error:
-            raise StoreError(_write_reason(path, error)) from error
-
-    def append(self, row: dict[str, Any]) -> None:
-        """Write one row and fsync.
-
-        Raises
-        ------
-        StoreError
-            The disk is full or the file cannot be written.
-        """
-        line = json.dumps(encode(row), ensure_ascii=False, allow_nan=False).encode() + b"\n"
-        try:
-            self._write(line)
-        except OSError as error:
-            raise StoreError(_write_reason(self.path, error)) from error
-
-    def _write(self, data: bytes) -> None:
-        while data:  # a raw write may be short, on a disk that is nearly full for one
-            data = data[self._handle.write(data):]
-        try:
-            os.fsync(self._handle.fileno())
-        except OSError as error:
-            if error.errno != errno.EINVAL:  # pipes and character devices cannot be synchronised
-                raise
-
-    def close(self) -> None:
-        self._handle.close()
-
-
-def _ends_with_newline(path: Path) -> bool:
-    with open(path, "rb") as handle:
-        handle.seek(-1, os.SEEK_END)
-        return handle.read(1) == b"\n"
-
-
-def _write_reason(path: Path, error: OSError) -> str:
-    if error.errno == errno.ENOSPC:
-        return f"{path}: the disk is full; free some space, then resume the run (what was measured is kept)"
-    if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
-        return f"{path}: cannot be written ({error.strerror}); choose a writable folder with --out DIR"
-    return f"{path}: cannot be written ({error.strerror or error})"
 
 
 def read_journals(run: Path) -> tuple[list[dict[str, Any]], int, list[tuple[Path, str]]]:
@@ -198,13 +136,17 @@ def write_part(run: Path, rows: Iterable[dict[str, Any]], manifest: dict[str, An
     and a digest of the rows, because page checksums do not cover the footer itself.
     """
     rows = [decode(encode(row)) for row in rows]
-    footer = {"schema_version": str(SCHEMA_VERSION), "run_id": manifest.get("run_id", run.name),
-              "environment": json.dumps(manifest.get("environment", {}), ensure_ascii=False)}
+    footer = {
+        "schema_version": str(SCHEMA_VERSION),
+        "run_id": manifest.get("run_id", run.name),
+        "environment": json.dumps(manifest.get("environment", {}), ensure_ascii=False),
+    }
     arrays = [pa.array([row[f.name] for row in rows], type=f.type) for f in ARROW]
     table = pa.Table.from_arrays(arrays, schema=ARROW)
     table = table.replace_schema_metadata({**footer, "rows_sha256": _digest(table)})
-    write_atomic(run / PART, lambda hidden: pq.write_table(
-        table, hidden, compression="zstd", write_page_checksum=True))
+    write_atomic(
+        run / PART, lambda hidden: pq.write_table(table, hidden, compression="zstd", write_page_checksum=True)
+    )
     return run / PART
 
 
@@ -231,8 +173,10 @@ def read_part(path: Path) -> pa.Table:
             raise StoreError(f"{path}: has no schema_version in its footer, so it is not a result file")
         version = int(footer["schema_version"])
         if version > SCHEMA_VERSION:
-            raise StoreError(f"{path}: has schema version {version}, newer than the {SCHEMA_VERSION} known "
-                             "here; update the project")
+            raise StoreError(
+                f"{path}: has schema version {version}, newer than the {SCHEMA_VERSION} known "
+                "here; update the project"
+            )
         if footer.get("rows_sha256") != _digest(table):
             raise StoreError(f"{path}: is damaged (its rows do not match their digest)")
         for step in range(version, SCHEMA_VERSION):
@@ -276,7 +220,8 @@ def find_runs(paths: Iterable[Path | str] | Path | str) -> list[Path]:
 
 def _is_data(name: str) -> bool:
     return not name.startswith(".") and (
-        name.endswith(".parquet") or (name.startswith("journal-") and name.endswith(".jsonl")))
+        name.endswith(".parquet") or (name.startswith("journal-") and name.endswith(".jsonl"))
+    )
 
 
 def read_runs(paths: Iterable[Path | str] | Path | str, *, attempts: str = "latest") -> Loaded:
@@ -304,6 +249,11 @@ def read_runs(paths: Iterable[Path | str] | Path | str, *, attempts: str = "late
         tables.append(table.append_column("run_path", pa.array([str(where)] * table.num_rows, pa.string())))
     loaded.frame = _to_frame(tables)
     return loaded
+
+
+def read_rows(run: Path) -> list[dict[str, Any]]:
+    """Every attempt of one run as the runner keeps them, from its journals and its parquet."""
+    return _distinct(_read_one(run, Loaded(_to_frame([]))), latest=False).to_pylist()
 
 
 def _read_one(path: Path, loaded: Loaded) -> pa.Table:
@@ -353,9 +303,10 @@ def stale(frame: pd.DataFrame, hashes: Mapping[str, str]) -> pd.Series:
     Parameters
     ----------
     frame : pandas.DataFrame
-        Rows as `read_runs` gives them; a row whose kernel launches several files has their hashes joined by "+".
+        Rows as `read_runs` gives them; a kernel that launches several files has their hashes joined by "+".
     hashes : mapping
-        Kernel → the hashes it may have today, joined by "+". Rows of other kernels, or without a hash, are not stale.
+        Kernel → the hashes it may have today, joined by "+". Rows of other kernels, or without a hash, are
+        not stale.
 
     Returns
     -------
@@ -363,5 +314,8 @@ def stale(frame: pd.DataFrame, hashes: Mapping[str, str]) -> pd.Series:
     """
     today = {kernel: set(joined.split("+")) for kernel, joined in hashes.items()}
     pairs = zip(frame["kernel"], frame["source_hash"])
-    old = [kernel in today and pd.notna(was) and not set(was.split("+")) <= today[kernel] for kernel, was in pairs]
+    old = [
+        kernel in today and pd.notna(was) and not set(was.split("+")) <= today[kernel]
+        for kernel, was in pairs
+    ]
     return pd.Series(old, index=frame.index, dtype=bool)

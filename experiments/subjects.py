@@ -1,7 +1,7 @@
 """What a case runs and judges: a kernel on dense attention, paged decode or append; a peer; or a probe.
 
-A subject owns its arrays. `run` only launches, `poison` fills the outputs with NaN, `verdict` says whether the
-last run was right.
+A subject owns its arrays. `run` only launches, `poison` fills the outputs with NaN, `verdict` says whether
+the last run was right.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@
 
 An axis is a value or a list of values; the cases are their cross product, less those a limit excludes.
 """
+
 from __future__ import annotations
 
 import tomllib
@@ -128,8 +129,10 @@ def parse_suite(name: str, raw: dict[str, Any], where: str) -> Suite:
             raise UserError(f"{where}: has no {key}; add a {key} of one sentence")
         _typed(raw[key], kind, f"{where}: {key}")
     claims = [_typed(claim, int, f"{where}: claims") for claim in _list(raw.get("claims", []))]
-    sweeps = {m: tuple(_sweep(f"{where}: {m}.{part}", part, body) for part, body in _table(raw, m, where).items())
-              for m in ("gpu", "cpu")}
+    sweeps = {
+        m: tuple(_sweep(f"{where}: {m}.{part}", part, body) for part, body in _table(raw, m, where).items())
+        for m in ("gpu", "cpu")
+    }
     if not any(sweeps.values()):
         raise UserError(f"{where}: has no sweep; add a table [gpu.NAME] or [cpu.NAME]")
     return Suite(name, raw["title"], raw["question"], tuple(claims), _repeat(raw, where), **sweeps)
@@ -137,7 +140,11 @@ def parse_suite(name: str, raw: dict[str, Any], where: str) -> Suite:
 
 def _table(raw: dict, key: str, where: str) -> dict:
     body = raw.get(key, {})
-    if not isinstance(body, dict) or any(not isinstance(v, dict) for v in body.values()) and key in ("gpu", "cpu"):
+    if (
+        not isinstance(body, dict)
+        or any(not isinstance(v, dict) for v in body.values())
+        and key in ("gpu", "cpu")
+    ):
         raise UserError(f"{where}: {key} expected named tables such as [{key}.prefill]; name the sweep")
     return body
 
@@ -159,15 +166,19 @@ def _sweep(where: str, name: str, body: dict) -> Sweep:
     _only(body, ("kernels", "constants", "limits", *AXES), where)
     kernels = [_typed(k, str, f"{where}: kernels") for k in _list(body.get("kernels", []))]
     if not kernels:
-        raise UserError(f"{where}: names no kernels; add kernels = [\"flash\"] or the like")
+        raise UserError(f'{where}: names no kernels; add kernels = ["flash"] or the like')
     axes = {key: _axis(where, key, body[key]) for key in AXES if key in body}
     if "model" in axes and any(key in axes for key in ("h", "hkv", "d")):
-        raise UserError(f"{where}: has both model and h, hkv or d; a model fixes those, so keep one or the other")
+        raise UserError(
+            f"{where}: has both model and h, hkv or d; a model fixes those, so keep one or the other"
+        )
     limits = body.get("limits", {})
     _only(limits, LIMITS, f"{where}: limits")
     for key, value in limits.items():
         _typed(value, LIMITS[key], f"{where}: limits.{key}")
-    return Sweep(name, tuple(kernels), axes, _constants(where, body.get("constants", {}), kernels), dict(limits))
+    return Sweep(
+        name, tuple(kernels), axes, _constants(where, body.get("constants", {}), kernels), dict(limits)
+    )
 
 
 def _axis(where: str, key: str, value: Any) -> list:
@@ -206,6 +217,12 @@ def _list(value: Any) -> list:
 def _typed(value: Any, kind: type, where: str) -> Any:
     fits = isinstance(value, (int, float) if kind is float else kind)
     if not fits or (isinstance(value, bool) and kind is not bool):
-        words = {int: "an integer", float: "a number", str: "a string", bool: "true or false", dict: "a table"}
+        words = {
+            int: "an integer",
+            float: "a number",
+            str: "a string",
+            bool: "true or false",
+            dict: "a table",
+        }
         raise UserError(f"{where} expected {words[kind]}, got {value!r}")
     return value

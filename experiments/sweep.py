@@ -1,4 +1,5 @@
-"""From a suite to its cases: the cross product of its axes, less what limits exclude, each with an estimated time."""
+"""From a suite to its cases: the cross product of its axes, less what its limits exclude."""
+
 from __future__ import annotations
 
 import hashlib
@@ -36,7 +37,9 @@ class Case:
     def label(self) -> str:
         """A few words for a progress bar."""
         p = self.params
-        shape = " ".join(f"{k}{p[k]}" for k in ("b", "m", "n", "d", "page_size", "bytes") if p.get(k) is not None)
+        shape = " ".join(
+            f"{k}{p[k]}" for k in ("b", "m", "n", "d", "page_size", "bytes") if p.get(k) is not None
+        )
         return f"{p['kernel']} {p.get('model') or ''} {shape}".replace("  ", " ")
 
 
@@ -57,7 +60,9 @@ class Options:
     batch: int | None = None
 
 
-def cases_of(suite: Suite, machine: str, known: Mapping[str, Entry], options: Options = Options()) -> list[Case]:
+def cases_of(
+    suite: Suite, machine: str, known: Mapping[str, Entry], options: Options = Options()
+) -> list[Case]:
     """Every case of the suite on that machine, in the suite's order, without duplicates.
 
     Raises
@@ -77,11 +82,19 @@ def cases_of(suite: Suite, machine: str, known: Mapping[str, Entry], options: Op
     if options.limit is not None:
         if options.limit < 1:
             raise UserError(f"--limit: expected at least 1, got {options.limit}")
-        cases = cases[:options.limit]
+        cases = cases[: options.limit]
     if not cases:
-        why = f"--only {options.only}" if options.only else "its limits" if suite.sweeps(machine) else "its tables"
-        raise UserError(f"suite: '{suite.name}' has no case on the {machine} machine with {why}; see the plan of "
-                        "another suite with: python -m experiments list")
+        why = (
+            f"--only {options.only}"
+            if options.only
+            else "its limits"
+            if suite.sweeps(machine)
+            else "its tables"
+        )
+        raise UserError(
+            f"suite: '{suite.name}' has no case on the {machine} machine with {why}; see the plan of "
+            "another suite with: python -m experiments list"
+        )
     return cases
 
 
@@ -92,8 +105,10 @@ def _ragged(options: Options, machine: str) -> list[dict[str, Any]]:
         return []
     batch = DEFAULT_BATCH[machine] if options.batch is None else options.batch
     count = RAGGED_BATCHES if machine == "gpu" else 1
-    return [{"b": len(part), "lengths": part, "lengths_source": Path(options.lengths).name}
-            for part in batches(read_lengths(options.lengths), batch, count)]
+    return [
+        {"b": len(part), "lengths": part, "lengths_source": Path(options.lengths).name}
+        for part in batches(read_lengths(options.lengths), batch, count)
+    ]
 
 
 def _expand(sweep: Sweep, known: Mapping[str, Entry], options: Options, ragged, where: str) -> Iterable[dict]:
@@ -118,7 +133,9 @@ def _family(sweep: Sweep, known: Mapping[str, Entry], where: str) -> str:
             raise UserError(f"{where}: '{name}' is not a kernel; {nearest(name, known)}")
     families = {known[name].family for name in sweep.kernels}
     if len(families) > 1:
-        raise UserError(f"{where}: mixes kernels of the families {', '.join(sorted(families))}; give each its sweep")
+        raise UserError(
+            f"{where}: mixes kernels of the families {', '.join(sorted(families))}; give each its sweep"
+        )
     return families.pop()
 
 
@@ -135,7 +152,9 @@ def _axes(sweep: Sweep, family: str, ragged: bool, where: str) -> dict[str, list
         missing = [n for n in ("h", "hkv", "d") if n not in axes] if "model" not in axes else []
         missing += ["n"] if "n" not in axes and not ragged else []
         if missing:
-            raise UserError(f"{where}: does not say {', '.join(missing)}; name them, or a model for h, hkv and d")
+            raise UserError(
+                f"{where}: does not say {', '.join(missing)}; name them, or a model for h, hkv and d"
+            )
     return axes
 
 
@@ -162,8 +181,8 @@ def _params(name: str, family: str, point: dict[str, Any], constants: dict[str, 
 def within(params: Mapping[str, Any], limits: Mapping[str, Any]) -> bool:
     """Whether a case obeys a sweep's named limits.
 
-    `max_tokens`: tokens in the batch. `max_kv_gb`: keys and values, 10⁹ bytes. `max_scores_gb`: one M × N score
-    matrix a head, 10⁹ bytes. `within_context`: no longer than the model was made for.
+    `max_tokens`: tokens in the batch. `max_kv_gb`: keys and values, 10⁹ bytes. `max_scores_gb`: one M × N
+    score matrix a head, 10⁹ bytes. `within_context`: no longer than the model was made for.
     """
     size = ELEMENT_BYTES.get(params["dtype"], 1)
     tokens, rows = params.get("tokens", 0), params.get("m", 0) * params.get("b", 0) * params.get("h", 0)

@@ -1,4 +1,5 @@
-"""Result rows as a table in the terminal. Every column's head says whether it was measured, counted or modelled."""
+"""Result rows as tables in the terminal; every head says whether it was measured, counted or modelled."""
+
 from __future__ import annotations
 
 import json
@@ -8,9 +9,34 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-STYLES = {"ok": "green", "unsupported": "dim", "oom": "yellow", "interrupted": "yellow", "throttled": "yellow"}
-PARAMETERS = ("kernel", "model", "b", "h", "hkv", "m", "n", "d", "dtype", "causal", "page_size", "page_order",
-              "lengths_source", "tokens", "bytes", "flops", "mode", "cache_mode", "constants")
+STYLES = {
+    "ok": "green",
+    "unsupported": "dim",
+    "oom": "yellow",
+    "interrupted": "yellow",
+    "throttled": "yellow",
+}
+PARAMETERS = (
+    "kernel",
+    "model",
+    "b",
+    "h",
+    "hkv",
+    "m",
+    "n",
+    "d",
+    "dtype",
+    "causal",
+    "page_size",
+    "page_order",
+    "lengths_source",
+    "tokens",
+    "bytes",
+    "flops",
+    "mode",
+    "cache_mode",
+    "constants",
+)
 RESULTS = (
     ("measured_time_us", "measured\nµs", 1, "{:.1f}"),
     ("measured_tflops", "measured\nTFLOP/s", 1, "{:.1f}"),
@@ -52,8 +78,15 @@ def families(rows: list[dict]) -> dict[str, list[dict]]:
 
 def new_table(title: str, caption: str = "") -> Table:
     """A table in the style of them all."""
-    return Table(title=title, caption=caption or None, title_justify="left", caption_justify="left",
-                 box=box.SIMPLE_HEAD, padding=(0, 1), collapse_padding=True)
+    return Table(
+        title=title,
+        caption=caption or None,
+        title_justify="left",
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1),
+        collapse_padding=True,
+    )
 
 
 def _plain(value):
@@ -63,7 +96,16 @@ def _plain(value):
 def add_parameters(table: Table, names: list[str]) -> None:
     """A column for each parameter; names read from the left, numbers from the right."""
     for name in names:
-        text = name in ("kernel", "model", "dtype", "page_order", "lengths_source", "mode", "constants", "cache_mode")
+        text = name in (
+            "kernel",
+            "model",
+            "dtype",
+            "page_order",
+            "lengths_source",
+            "mode",
+            "constants",
+            "cache_mode",
+        )
         table.add_column(name.replace("_", "\n"), justify="left" if text else "right", no_wrap=True)
 
 
@@ -91,8 +133,11 @@ def results(frame: pd.DataFrame, title: str) -> list[Table]:
             table.add_column(head, justify="right", no_wrap=True)
         for row in rows:
             status = str(row["status"])
-            table.add_row(*parameter_cells(row, names), f"[{STYLES.get(status, 'red')}]{status}[/]",
-                          *(_number(row[name], unit, form) for name, _, unit, form in present))
+            table.add_row(
+                *parameter_cells(row, names),
+                f"[{STYLES.get(status, 'red')}]{status}[/]",
+                *(_number(row[name], unit, form) for name, _, unit, form in present),
+            )
         made.append(table)
     return made
 

@@ -1,4 +1,5 @@
 """Words for messages: the nearest known name to a mistyped one, and refusals of what a user asked for."""
+
 from __future__ import annotations
 
 import difflib

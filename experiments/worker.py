@@ -1,8 +1,10 @@
 """The process that runs cases: it alone opens a machine, so that nothing it does can hurt the runner.
 
-Messages to the parent: ("ready", device) or ("unavailable", why) once; for each case any number of ("phase", name)
-and one ("row", columns). Errors travel as strings, because a library's exceptions may not unpickle elsewhere.
+Messages to the parent: ("ready", device) or ("unavailable", why) once; for each case any number of
+("phase", name) and one ("row", columns). Errors travel as strings, because a library's exceptions may not
+unpickle elsewhere.
 """
+
 from __future__ import annotations
 
 import multiprocessing as mp
@@ -47,8 +49,8 @@ def serve(pipe, parent: int, machine_name: str, kernel_paths: list[str], repeat:
 
     try:
         import cuattn
-        from experiments.catalog import catalog
         from experiments.case import run_case
+        from experiments.catalog import catalog
 
         machine = cuattn.open_machine(machine_name)
         kernels = catalog(kernel_paths)
@@ -56,8 +58,17 @@ def serve(pipe, parent: int, machine_name: str, kernel_paths: list[str], repeat:
         pipe.send(("unavailable", f"{' '.join(str(error).split()) or type(error).__name__}"))
         return
     cards = environment.gpus() if machine.name == "gpu" else []
-    pipe.send(("ready", {"machine": machine.name, "device": machine.device.name, "arch": machine.device.arch,
-                         "device_uuid": cards[0]["uuid"] if cards else None}))
+    pipe.send(
+        (
+            "ready",
+            {
+                "machine": machine.name,
+                "device": machine.device.name,
+                "arch": machine.device.arch,
+                "device_uuid": cards[0]["uuid"] if cards else None,
+            },
+        )
+    )
     while (params := _receive(pipe)) is not None:
         row = run_case(machine, params, Repeat(**repeat), kernels, lambda name: pipe.send(("phase", name)))
         pipe.send(("row", row))

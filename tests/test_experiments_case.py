@@ -1,4 +1,5 @@
-"""The flow of one case, with a GPU played by the CPU machine: what is timed, what is checked, what a row may say."""
+"""The flow of one case, a GPU played by the CPU machine: what is timed and checked, what a row may say."""
+
 from __future__ import annotations
 
 import ml_dtypes
@@ -11,15 +12,52 @@ from experiments.catalog import catalog
 from experiments.schema import PERFORMANCE
 from experiments.suite import Repeat
 
-PREFILL = {"kernel": "flash", "family": "prefill", "b": 1, "h": 2, "hkv": 1, "m": 16, "n": 24, "d": 64, "tokens": 24,
-           "max_len": 24, "dtype": "bfloat16", "causal": True, "layout": "bshd", "cache_mode": "cold", "mode": "launch",
-           "seed": 3}
-DECODE = {"kernel": "paged", "family": "decode", "b": 3, "h": 2, "hkv": 1, "m": 1, "d": 64, "lengths": [5, 0, 33],
-          "tokens": 38, "max_len": 33, "dtype": "float16", "page_size": 4, "page_order": "shuffled",
-          "cache_mode": "cold", "mode": "launch", "seed": 3}
+PREFILL = {
+    "kernel": "flash",
+    "family": "prefill",
+    "b": 1,
+    "h": 2,
+    "hkv": 1,
+    "m": 16,
+    "n": 24,
+    "d": 64,
+    "tokens": 24,
+    "max_len": 24,
+    "dtype": "bfloat16",
+    "causal": True,
+    "layout": "bshd",
+    "cache_mode": "cold",
+    "mode": "launch",
+    "seed": 3,
+}
+DECODE = {
+    "kernel": "paged",
+    "family": "decode",
+    "b": 3,
+    "h": 2,
+    "hkv": 1,
+    "m": 1,
+    "d": 64,
+    "lengths": [5, 0, 33],
+    "tokens": 38,
+    "max_len": 33,
+    "dtype": "float16",
+    "page_size": 4,
+    "page_order": "shuffled",
+    "cache_mode": "cold",
+    "mode": "launch",
+    "seed": 3,
+}
 APPEND = {**DECODE, "kernel": "append", "family": "cache", "m": 2}
-PROBE = {"kernel": "read", "family": "probe", "bytes": 4096, "dtype": "bfloat16", "cache_mode": "cold", "mode": "launch",
-         "seed": 0}
+PROBE = {
+    "kernel": "read",
+    "family": "probe",
+    "bytes": 4096,
+    "dtype": "bfloat16",
+    "cache_mode": "cold",
+    "mode": "launch",
+    "seed": 0,
+}
 QUICK = Repeat(min_samples=2, max_samples=3, timeout_s=0.05)
 
 
@@ -74,7 +112,9 @@ class PlayedGpu:
 
 @pytest.fixture
 def gpu(cpu, monkeypatch):
-    monkeypatch.setattr(environment, "sensors", lambda: {"measured_power_w": 500.0, "measured_throttle_reasons": ""})
+    monkeypatch.setattr(
+        environment, "sensors", lambda: {"measured_power_w": 500.0, "measured_throttle_reasons": ""}
+    )
     return PlayedGpu(cpu)
 
 
@@ -82,10 +122,21 @@ def run(machine, params, repeat=QUICK, **phases):
     return case.run_case(machine, params, repeat, catalog(), phases.get("phase", lambda name: None))
 
 
-@pytest.mark.parametrize("params", [
-    PREFILL, {**PREFILL, "layout": "bhsd"}, {**PREFILL, "kernel": "standard", "constants": '{"score": "input"}'}, DECODE,
-    APPEND, PROBE, {**PROBE, "kernel": "copy"}, {**PROBE, "kernel": "mma", "flops": 10**6}, {**PROBE, "kernel": "empty"},
-], ids=lambda p: f"{p['kernel']}-{p.get('layout', '')}")
+@pytest.mark.parametrize(
+    "params",
+    [
+        PREFILL,
+        {**PREFILL, "layout": "bhsd"},
+        {**PREFILL, "kernel": "standard", "constants": '{"score": "input"}'},
+        DECODE,
+        APPEND,
+        PROBE,
+        {**PROBE, "kernel": "copy"},
+        {**PROBE, "kernel": "mma", "flops": 10**6},
+        {**PROBE, "kernel": "empty"},
+    ],
+    ids=lambda p: f"{p['kernel']}-{p.get('layout', '')}",
+)
 def test_counted_equals_modelled_for_every_kernel(cpu, params):
     row = run(cpu, params)
     assert row["status"] == "ok", row.get("error")
@@ -108,7 +159,11 @@ def test_a_gpu_row_has_its_time_its_memory_and_its_derived_rates(gpu):
     phases = []
     row = run(gpu, PREFILL, phase=phases.append)
     assert row["status"] == "ok" and phases == ["build", "run"]
-    assert row["measured_time_us"] == 10.0 and row["measured_empty_us"] == 10.0 and row["measured_n_samples"] >= 1
+    assert (
+        row["measured_time_us"] == 10.0
+        and row["measured_empty_us"] == 10.0
+        and row["measured_n_samples"] >= 1
+    )
     assert row["measured_tflops"] == pytest.approx(row["modelled_flops"] / 10e6)
     assert row["measured_tokens_per_s"] == pytest.approx(24 / 10e-6)
     assert row["measured_peak_pool_bytes"] >= row["modelled_peak_bytes"] and row["measured_power_w"] == 500.0
@@ -175,20 +230,27 @@ def test_a_peer_refuses_what_it_computes_otherwise(gpu):
     assert row["status"] == "unsupported"
 
 
-@pytest.mark.parametrize("error, status", [
-    (MemoryError("x"), "oom"), (type("OutOfMemoryError", (RuntimeError,), {})("x"), "oom"),
-    (type("CUDARuntimeError", (RuntimeError,), {})("cudaErrorMemoryAllocation: out of memory"), "oom"),
-    (type("CUDARuntimeError", (RuntimeError,), {})("cudaErrorIllegalAddress"), "cuda_error"),
-    (RuntimeError("CUDA error: misaligned address"), "cuda_error"), (DeviceError("fault"), "cuda_error"),
-    (type("CompileError", (RuntimeError,), {})("a\nb"), "compile_error"), (KeyError("x"), "crash"),
-    (type("Unsupported", (ValueError,), {})(""), "unsupported"),
-])
+@pytest.mark.parametrize(
+    "error, status",
+    [
+        (MemoryError("x"), "oom"),
+        (type("OutOfMemoryError", (RuntimeError,), {})("x"), "oom"),
+        (type("CUDARuntimeError", (RuntimeError,), {})("cudaErrorMemoryAllocation: out of memory"), "oom"),
+        (type("CUDARuntimeError", (RuntimeError,), {})("cudaErrorIllegalAddress"), "cuda_error"),
+        (RuntimeError("CUDA error: misaligned address"), "cuda_error"),
+        (DeviceError("fault"), "cuda_error"),
+        (type("CompileError", (RuntimeError,), {})("a\nb"), "compile_error"),
+        (KeyError("x"), "crash"),
+        (type("Unsupported", (ValueError,), {})(""), "unsupported"),
+    ],
+)
 def test_errors_become_statuses_and_one_line(error, status):
     got, message = case.classify(error)
     assert got == status and message and "\n" not in message
 
 
 # --- inputs
+
 
 def test_page_tables():
     table, total = inputs.page_table([5, 0, 8, 1], 4, "sorted", 0)
@@ -203,8 +265,15 @@ def test_page_tables():
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_inputs_are_normal_and_seeded(cpu, dtype, monkeypatch):
     monkeypatch.setattr(inputs, "CHUNK", 1000)
-    first, again, other = (inputs.build(cpu, {**PREFILL, "dtype": dtype, "n": 64, "seed": s}) for s in (1, 1, 2))
-    assert first["k"].dtype == np.dtype(getattr(ml_dtypes, dtype, dtype)) and first["k"].shape == (1, 64, 1, 64)
+    first, again, other = (
+        inputs.build(cpu, {**PREFILL, "dtype": dtype, "n": 64, "seed": s}) for s in (1, 1, 2)
+    )
+    assert first["k"].dtype == np.dtype(getattr(ml_dtypes, dtype, dtype)) and first["k"].shape == (
+        1,
+        64,
+        1,
+        64,
+    )
     assert (first["k"] == again["k"]).all() and not (first["k"] == other["k"]).all()
     values = np.asarray(first["k"], np.float32)
     assert np.isfinite(values).all() and abs(values.mean()) < 0.1 and abs(values.std() - 1) < 0.1

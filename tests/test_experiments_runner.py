@@ -1,4 +1,5 @@
-"""The runner, end to end on the CPU machine: every case ends as one row, whatever its kernel does to the process."""
+"""The runner, end to end on the CPU machine: every case ends as one row, whatever its kernel does."""
+
 from __future__ import annotations
 
 import os
@@ -15,8 +16,8 @@ from cuattn.compile import build
 from cuattn.machine import open_machine
 from experiments import inputs, runner, store
 from experiments.suite import Repeat
-from experiments.worker import Unavailable, Worker
 from experiments.words import UserError
+from experiments.worker import Unavailable, Worker
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -25,7 +26,9 @@ PLANTED_CU = """
 #include "prim/gmem.cuh"
 KERNEL(32, 1) planted_nothing() {}
 KERNEL(32, 1) planted_hang() { for (volatile int x = 1; x;) {} }
-KERNEL(32, 1) planted_outside(const View<float, 3> g_lse) { store_global(g_lse.at(0, 0, 0) + (1 << 24), 1.f); }
+KERNEL(32, 1) planted_outside(const View<float, 3> g_lse) {
+  store_global(g_lse.at(0, 0, 0) + (1 << 24), 1.f);
+}
 """
 PLANTED_PY = """
 import dataclasses, os, time
@@ -57,10 +60,15 @@ ROW = dataclasses.replace(FLASH, name=NAME, file=CU, constants={}, plan=plan, ar
                           cost=lambda shape, plan, lengths=None: Cost(1, 2, 3, 1))
 """
 STATUSES = {
-    "abort": ("crash", "SIGABRT while building"), "sleep": ("timeout", "killed after 3 s of building"),
-    "hang": ("timeout", "killed after 2 s of running"), "outside": ("cuda_error", "lse"),
-    "nothing": ("incorrect", "NaN"), "hungry": ("oom", "no room"), "picky": ("unsupported", "dislikes"),
-    "uncompiled": ("compile_error", "nowhere"), "typo": ("crash", "ZeroDivisionError"),
+    "abort": ("crash", "SIGABRT while building"),
+    "sleep": ("timeout", "killed after 3 s of building"),
+    "hang": ("timeout", "killed after 2 s of running"),
+    "outside": ("cuda_error", "lse"),
+    "nothing": ("incorrect", "NaN"),
+    "hungry": ("oom", "no room"),
+    "picky": ("unsupported", "dislikes"),
+    "uncompiled": ("compile_error", "nowhere"),
+    "typo": ("crash", "ZeroDivisionError"),
 }
 SUITE = """
 title = "Planted"
@@ -101,8 +109,15 @@ def suite_file(folder: Path, text: str = SUITE) -> str:
 
 def command(*words, **options) -> subprocess.Popen:
     """`python -m experiments …` in a process group of its own."""
-    return subprocess.Popen([sys.executable, "-m", "experiments", *map(str, words)], text=True, cwd=ROOT,
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True, **options)
+    return subprocess.Popen(
+        [sys.executable, "-m", "experiments", *map(str, words)],
+        text=True,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        **options,
+    )
 
 
 def finished(*words, code: int = 0) -> str:
@@ -133,8 +148,19 @@ def warm_cache(tmp_path_factory):
     for entry in ("nothing", "hang", "outside"):
         build(str(folder / "planted.cu"), f"planted_{entry}", {}, "cpu")
     machine = open_machine("cpu")
-    params = {"b": 1, "h": 2, "hkv": 1, "d": 64, "dtype": "bfloat16", "seed": 0, "page_size": 16, "layout": "bshd",
-              "page_order": "sorted", "m": 16, "n": 16}
+    params = {
+        "b": 1,
+        "h": 2,
+        "hkv": 1,
+        "d": 64,
+        "dtype": "bfloat16",
+        "seed": 0,
+        "page_size": 16,
+        "layout": "bshd",
+        "page_order": "sorted",
+        "m": 16,
+        "n": 16,
+    }
     cuattn.plan_attention(**inputs.build(machine, {**params, "family": "prefill"}))
     cuattn.plan_decode(**inputs.build(machine, {**params, "family": "decode", "n": 24}))
 
@@ -143,15 +169,24 @@ def test_every_failure_is_a_row_and_its_neighbours_are_unharmed(tmp_path):
     kernels = plant(tmp_path / "außen", STATUSES)
     options = [word for path in kernels for word in ("--kernel", path)]
     run = tmp_path / "ein lauf"
-    out = finished("run", suite_file(tmp_path, SUITE + AFTER), "--machine", "cpu", "--out", run, *options, code=1)
+    out = finished(
+        "run", suite_file(tmp_path, SUITE + AFTER), "--machine", "cpu", "--out", run, *options, code=1
+    )
     frame = store.read_runs(run).frame
     assert len(frame) == 2 + len(STATUSES) and "compile_error" in out
     for name, (status, words) in STATUSES.items():
         rows = frame[frame.kernel == name]
-        assert set(rows.status) == {status} and all(words in e for e in rows.error), rows[["status", "error"]].values
+        assert set(rows.status) == {status} and all(words in e for e in rows.error), rows[
+            ["status", "error"]
+        ].values
         assert rows.emulation_s.isna().all() or status == "incorrect"
     good = frame[frame.kernel.isin(["flash", "paged"])]
-    assert len(good) == 2 and set(good.status) == {"ok"} and good.error.isna().all() and (good.attempt == 1).all()
+    assert (
+        len(good) == 2
+        and set(good.status) == {"ok"}
+        and good.error.isna().all()
+        and (good.attempt == 1).all()
+    )
     assert (good.counted_bytes_loaded == good.modelled_bytes_loaded).all()
     assert (good.counted_bytes_stored == good.modelled_bytes_stored).all()
     assert (good.counted_launches == good.modelled_launches).all()
@@ -190,12 +225,16 @@ def test_interrupt_keeps_what_is_done_and_resume_takes_it_up(tmp_path):
     assert process.returncode == 130 and "go on with: python -m experiments resume" in out, out + err
     frame = store.read_runs(run).frame
     assert frame.status.tolist() == ["ok", "interrupted"] and not (run / store.PART).exists()
-    (tmp_path / "k" / "sleep.py").write_text(PLANTED_PY.replace("time.sleep(600)", "raise MemoryError('later')"))
+    (tmp_path / "k" / "sleep.py").write_text(
+        PLANTED_PY.replace("time.sleep(600)", "raise MemoryError('later')")
+    )
     finished("resume", run)
     rows = store.read_runs(run, attempts="all").frame
     assert rows[["status", "attempt"]].values.tolist() == [["ok", 1], ["interrupted", 1], ["oom", 2]]
     again = runner.reopen(run)
-    assert again.pending() == [] and [c.params["kernel"] for c in again.pending(retry_failed=True)] == ["sleep"]
+    assert again.pending() == [] and [c.params["kernel"] for c in again.pending(retry_failed=True)] == [
+        "sleep"
+    ]
 
 
 def test_the_worker_dies_with_the_runner(tmp_path):
@@ -234,15 +273,19 @@ def test_reading_while_a_run_writes(tmp_path):
 
 # --- refusals
 
-@pytest.mark.parametrize("words, sentence", [
-    (["run", "quik"], "did you mean 'quick'?"),
-    (["plan", "quick", "--only", "flsh"], "did you mean 'flash'?"),
-    (["run", "quick", "--machine", "gpo"], "did you mean 'gpu'?"),
-    (["run", "quick", "--kernel", "/nowhere/x.py"], "is not a file"),
-    (["run", "quick", "--kernel", __file__], "no ROW"),
-    (["show", "/nowhere"], "does not exist"),
-    (["run", "page-size", "--lengths", "/nowhere"], "cannot be read"),
-])
+
+@pytest.mark.parametrize(
+    "words, sentence",
+    [
+        (["run", "quik"], "did you mean 'quick'?"),
+        (["plan", "quick", "--only", "flsh"], "did you mean 'flash'?"),
+        (["run", "quick", "--machine", "gpo"], "did you mean 'gpu'?"),
+        (["run", "quick", "--kernel", "/nowhere/x.py"], "is not a file"),
+        (["run", "quick", "--kernel", __file__], "no ROW"),
+        (["show", "/nowhere"], "does not exist"),
+        (["run", "page-size", "--lengths", "/nowhere"], "cannot be read"),
+    ],
+)
 def test_mistakes_are_one_sentence_and_exit_code_2(words, sentence, capsys, monkeypatch):
     from experiments import cli
 
@@ -328,3 +371,15 @@ def test_the_manifest_repeats_the_command(tmp_path):
     assert "--machine cpu" in run.manifest["command"]
     assert {c["case_id"] for c in run.manifest["cases"]} == {c.case_id for c in run.cases}
     assert run.manifest["environment"]["packages"]["numpy"]
+
+
+def test_a_run_that_kept_only_its_parquet_is_resumed_without_losing_it(tmp_path):
+    run = opened(tmp_path)
+    runner.execute(run, Fake(), run.cases[:1], lambda case, row: None)
+    runner.finish(run)
+    (run.path / runner.JOURNAL).unlink()
+    again = runner.reopen(run.path)
+    assert [c.case_id for c in again.pending()] == [run.cases[1].case_id]
+    runner.execute(again, Fake(), again.pending(), lambda case, row: None)
+    runner.finish(again)
+    assert len(store.read_runs(run.path).frame) == 2 and runner.reopen(run.path).pending() == []

@@ -1,4 +1,5 @@
 """Suites: what is refused and in which words, and which cases come out."""
+
 from __future__ import annotations
 
 import copy
@@ -15,7 +16,9 @@ from experiments.sweep import Options, case_id, cases_of, within
 from experiments.words import UserError
 
 SMALL = {
-    "title": "t", "question": "q?", "claims": [1],
+    "title": "t",
+    "question": "q?",
+    "claims": [1],
     "cpu": {"prefill": {"kernels": ["standard", "flash"], "h": 2, "hkv": 1, "d": 64, "n": [16, 32]}},
 }
 
@@ -38,28 +41,31 @@ def cases(raw=SMALL, machine="cpu", options=Options()):
     return cases_of(parse_suite("small", raw, "small.toml"), machine, catalog(), options)
 
 
-@pytest.mark.parametrize("path, value, words", [
-    ("qestion", "x", "did you mean 'question'?"),
-    ("title", None, "has no title"),
-    ("title", 3, "expected a string, got 3"),
-    ("claims", ["one"], "expected an integer"),
-    ("cpu.prefill.kernals", ["flash"], "did you mean 'kernels'?"),
-    ("cpu.prefill.kernels", [], "names no kernels"),
-    ("cpu.prefill.n", "long", "n expected an integer, got 'long'"),
-    ("cpu.prefill.n", [True], "n expected an integer, got True"),
-    ("cpu.prefill.n", [-1], "at least 0"),
-    ("cpu.prefill.d", [], "empty list"),
-    ("cpu.prefill.dtype", "fp16", "expected one of float16"),
-    ("cpu.prefill.causal", 1, "expected true or false"),
-    ("cpu.prefill.model", "Llama-3.1-8B", "both model and h"),
-    ("cpu.prefill.limits", {"max_token": 3}, "did you mean 'max_tokens'?"),
-    ("cpu.prefill.limits", {"max_kv_gb": "1"}, "expected a number"),
-    ("cpu.prefill.constants", {"paged": [{}]}, "'paged' is not a key here"),
-    ("cpu.prefill", 3, "named tables"),
-    ("cpu", None, "has no sweep"),
-    ("repeat", {"timeout": 3}, "did you mean 'timeout_s'?"),
-    ("repeat", {"timeout_s": 0}, "positive"),
-])
+@pytest.mark.parametrize(
+    "path, value, words",
+    [
+        ("qestion", "x", "did you mean 'question'?"),
+        ("title", None, "has no title"),
+        ("title", 3, "expected a string, got 3"),
+        ("claims", ["one"], "expected an integer"),
+        ("cpu.prefill.kernals", ["flash"], "did you mean 'kernels'?"),
+        ("cpu.prefill.kernels", [], "names no kernels"),
+        ("cpu.prefill.n", "long", "n expected an integer, got 'long'"),
+        ("cpu.prefill.n", [True], "n expected an integer, got True"),
+        ("cpu.prefill.n", [-1], "at least 0"),
+        ("cpu.prefill.d", [], "empty list"),
+        ("cpu.prefill.dtype", "fp16", "expected one of float16"),
+        ("cpu.prefill.causal", 1, "expected true or false"),
+        ("cpu.prefill.model", "Llama-3.1-8B", "both model and h"),
+        ("cpu.prefill.limits", {"max_token": 3}, "did you mean 'max_tokens'?"),
+        ("cpu.prefill.limits", {"max_kv_gb": "1"}, "expected a number"),
+        ("cpu.prefill.constants", {"paged": [{}]}, "'paged' is not a key here"),
+        ("cpu.prefill", 3, "named tables"),
+        ("cpu", None, "has no sweep"),
+        ("repeat", {"timeout": 3}, "did you mean 'timeout_s'?"),
+        ("repeat", {"timeout_s": 0}, "positive"),
+    ],
+)
 def test_a_bad_suite_is_refused_in_one_sentence(path, value, words):
     with pytest.raises(UserError) as caught:
         parse_suite("small", changed(path, value), "small.toml")
@@ -67,26 +73,32 @@ def test_a_bad_suite_is_refused_in_one_sentence(path, value, words):
     assert str(caught.value).startswith("small.toml: ") and "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("path, value, words", [
-    ("cpu.prefill.kernels", ["flush"], "did you mean 'flash'?"),
-    ("cpu.prefill.kernels", ["flash", "paged"], "mixes kernels of the families decode, prefill"),
-    ("cpu.prefill.page_size", 16, "means nothing for prefill"),
-    ("cpu.prefill.n", None, "does not say n"),
-    ("cpu.prefill.hkv", None, "does not say hkv"),
-    ("cpu.prefill.limits", {"max_tokens": 1}, "has no case on the cpu machine with its limits"),
-])
+@pytest.mark.parametrize(
+    "path, value, words",
+    [
+        ("cpu.prefill.kernels", ["flush"], "did you mean 'flash'?"),
+        ("cpu.prefill.kernels", ["flash", "paged"], "mixes kernels of the families decode, prefill"),
+        ("cpu.prefill.page_size", 16, "means nothing for prefill"),
+        ("cpu.prefill.n", None, "does not say n"),
+        ("cpu.prefill.hkv", None, "does not say hkv"),
+        ("cpu.prefill.limits", {"max_tokens": 1}, "has no case on the cpu machine with its limits"),
+    ],
+)
 def test_a_suite_that_makes_no_sense_is_refused(path, value, words):
     with pytest.raises(UserError, match="small") as caught:
         cases(changed(path, value))
     assert words in str(caught.value)
 
 
-@pytest.mark.parametrize("options, words", [
-    (Options(only="flahs"), "did you mean 'flash'?"),
-    (Options(only="paged"), "--only paged"),
-    (Options(limit=0), "at least 1"),
-    (Options(batch=3), "--batch"),
-])
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        (Options(only="flahs"), "did you mean 'flash'?"),
+        (Options(only="paged"), "--only paged"),
+        (Options(limit=0), "at least 1"),
+        (Options(batch=3), "--batch"),
+    ],
+)
 def test_bad_options_are_refused(options, words):
     with pytest.raises(UserError, match=words.replace("?", r"\?")):
         cases(options=options)
@@ -116,7 +128,11 @@ def test_a_file_that_is_not_toml(tmp_path):
 def test_the_cross_product_and_its_ids():
     found = cases()
     assert [(c.params["n"], c.params["kernel"]) for c in found] == [
-        (16, "standard"), (16, "flash"), (32, "standard"), (32, "flash")]
+        (16, "standard"),
+        (16, "flash"),
+        (32, "standard"),
+        (32, "flash"),
+    ]
     assert all(c.params["m"] == c.params["n"] for c in found)
     assert len({c.case_id for c in found}) == 4
     # An id names a case for ever: runs of last year are compared by it.
@@ -126,13 +142,31 @@ def test_the_cross_product_and_its_ids():
 def test_constants_belong_to_their_kernel_and_duplicates_vanish():
     raw = changed("cpu.prefill.constants", {"standard": [{}, {"head_group": 1}, {}]})
     found = cases(raw)
-    assert [c.params.get("constants") for c in found if c.params["n"] == 16] == [None, '{"head_group": 1}', None]
+    assert [c.params.get("constants") for c in found if c.params["n"] == 16] == [
+        None,
+        '{"head_group": 1}',
+        None,
+    ]
 
 
 def test_limits():
-    point = {"kernel": "flash", "family": "prefill", "model": "Llama-3-8B", "b": 2, "h": 32, "hkv": 8, "d": 128,
-             "m": 8192, "n": 8192, "dtype": "bfloat16", "tokens": 16384, "max_len": 8192}
-    assert within(point, {"max_tokens": 16384, "within_context": True, "max_kv_gb": 0.07, "max_scores_gb": 8.6})
+    point = {
+        "kernel": "flash",
+        "family": "prefill",
+        "model": "Llama-3-8B",
+        "b": 2,
+        "h": 32,
+        "hkv": 8,
+        "d": 128,
+        "m": 8192,
+        "n": 8192,
+        "dtype": "bfloat16",
+        "tokens": 16384,
+        "max_len": 8192,
+    }
+    assert within(
+        point, {"max_tokens": 16384, "within_context": True, "max_kv_gb": 0.07, "max_scores_gb": 8.6}
+    )
     assert not within(point, {"max_tokens": 16383})
     assert not within(point, {"max_kv_gb": 0.06})
     assert not within(point, {"max_scores_gb": 8.5})
@@ -162,33 +196,58 @@ def test_models_have_shapes_and_sources():
     assert len(found) == 57
     for one in found.values():
         assert one.q_heads % one.kv_heads == 0 and one.layers > 0 and one.source
-    assert (found["Llama-3.1-8B"].q_heads, found["Llama-3.1-8B"].kv_heads, found["Llama-3.1-8B"].head_dim) == (32, 8, 128)
+    assert (
+        found["Llama-3.1-8B"].q_heads,
+        found["Llama-3.1-8B"].kv_heads,
+        found["Llama-3.1-8B"].head_dim,
+    ) == (32, 8, 128)
 
 
 # --- lengths
 
-AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:50.9951690,396,109\n"
+AZURE = (
+    "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+    "2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:50.9951690,396,109\n"
+)
 MOONCAKE = '{"timestamp": 0, "input_length": 6758, "output_length": 500, "hash_ids": [0, 1]}\n' * 2
 
 
-@pytest.mark.parametrize("text, expected", [
-    (AZURE, [418, 505]), (AZURE.replace("\n", "\r\n"), [418, 505]), ("\ufeff" + AZURE, [418, 505]),
-    (MOONCAKE, [7258, 7258]), ("5\n0\n\n7\n", [5, 0, 7]), ("length\n5\n", [5]),
-])
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        (AZURE, [418, 505]),
+        (AZURE.replace("\n", "\r\n"), [418, 505]),
+        ("\ufeff" + AZURE, [418, 505]),
+        (MOONCAKE, [7258, 7258]),
+        ("5\n0\n\n7\n", [5, 0, 7]),
+        ("length\n5\n", [5]),
+    ],
+)
 def test_lengths_of_every_kind_of_file(tmp_path, text, expected):
     path = tmp_path / "längen log.txt"
     path.write_text(text, encoding="utf-8", newline="")
     assert read_lengths(path) == expected
 
 
-@pytest.mark.parametrize("content, words", [
-    (b"", "is empty"), (b"\n \n", "is empty"), (b"a,b\n1,2\n", "has the columns a, b"),
-    (AZURE[:40].encode() + b"\n", "has a header and no rows"),
-    (AZURE.encode() + b"2023,12\n", "line 4: expected a length"), (b"5\nfive\n", "line 2: expected a length"),
-    (b"5\n-1\n", "line 2"), (b"5\n1.5\n", "line 2"), (b"5\n99999999999\n", "line 2"), (b"name\n", "holds no number"),
-    (b'{"timestamp": 0, "input_le', "is not JSON"), (b'{"a": 1}\n', "has no input_length"),
-    (b'{"input_length": true, "output_length": 1}\n', "expected a length"), (b"\xff\xfe\x00", "not text in UTF-8"),
-])
+@pytest.mark.parametrize(
+    "content, words",
+    [
+        (b"", "is empty"),
+        (b"\n \n", "is empty"),
+        (b"a,b\n1,2\n", "has the columns a, b"),
+        (AZURE[:40].encode() + b"\n", "has a header and no rows"),
+        (AZURE.encode() + b"2023,12\n", "line 4: expected a length"),
+        (b"5\nfive\n", "line 2: expected a length"),
+        (b"5\n-1\n", "line 2"),
+        (b"5\n1.5\n", "line 2"),
+        (b"5\n99999999999\n", "line 2"),
+        (b"name\n", "holds no number"),
+        (b'{"timestamp": 0, "input_le', "is not JSON"),
+        (b'{"a": 1}\n', "has no input_length"),
+        (b'{"input_length": true, "output_length": 1}\n', "expected a length"),
+        (b"\xff\xfe\x00", "not text in UTF-8"),
+    ],
+)
 def test_other_files_are_refused(tmp_path, content, words):
     path = tmp_path / "log"
     path.write_bytes(content)
