@@ -1,118 +1,33 @@
-"""The CPU machine: runs kernels' `.cu` files, built by a C++ compiler, and counts what they do; it models no time.
+"""The CPU machine: runs kernels' `.cu` files, built by a C++ compiler, and counts what they do.
 
-The kernels run in child processes (`cpu_child.py`), so a fault in one is an exception here and nothing is lost:
-arrays live in an arena that parent and children share. Several children share the blocks of a launch.
+It models no time. The kernels run in child processes (`cpu_child.py`), so a fault in one is an exception here
+and nothing is lost: arrays live in an arena that parent and children share. Several children share the blocks
+of a launch.
 """
 from __future__ import annotations
 
-import json
 import os
 import struct
-import subprocess
-import sys
-import tempfile
 import threading
 import weakref
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, fields, replace
-from itertools import product
+from dataclasses import fields, replace
 from math import prod
-from pathlib import Path
 
 import numpy as np
 
 from cuattn import cpu_child
 from cuattn.cpu_arena import POISON, Arena
+from cuattn.cpu_process import Process, stop_all
+from cuattn.cpu_schedules import Schedule, ScheduleError, check_schedules
 from cuattn.devices import CPU
 from cuattn.machine import Counters, DeviceError, MachineUnavailable, Tensor, pack
 
-WINDOWS = (0x1000_0000_0000, 0x0600_0000_0000, 0x20_0000_0000)  # where device addresses may lie, far from all else
+__all__ = ["CpuMachine", "Schedule", "ScheduleError", "check_schedules"]
+
+WINDOWS = (0x1000_0000_0000, 0x0600_0000_0000, 0x20_0000_0000)  # where device addresses may lie, far from all
 MAX_WORKERS = 8
 STEP_LIMIT = 1 << 30
-
-
-class ScheduleError(DeviceError):
-    """A kernel's result depends on the order in which its threads run."""
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """What order threads, warps and blocks run in, and when asynchronous copies happen.
-
-    Parameters
-    ----------
-    order : {"forward", "reverse", "shuffle"}
-    seed : int
-        Of the shuffle.
-    async_copies : {"late", "eager"}
-        At the last legal moment (when their thread waits for them), or when they are issued.
-    """
-
-    order: str = "forward"
-    seed: int = 0
-    async_copies: str = "late"
-
-    def __post_init__(self):
-        if self.order not in cpu_child.ORDERS:
-            raise ValueError(f"order: expected one of {', '.join(cpu_child.ORDERS)}, got {self.order!r}")
-        if self.async_copies not in ("late", "eager"):
-            raise ValueError(f"async_copies: expected 'late' or 'eager', got {self.async_copies!r}")
-
-    def __str__(self) -> str:
-        seed = f"(seed {self.seed})" if self.order == "shuffle" else ""
-        return f"{self.order}{seed} order with {self.async_copies} copies"
-
-
-class _Worker:
-    """A child process and the pipes to it."""
-
-    def __init__(self, arena: Arena, window: int):
-        self._stderr = tempfile.TemporaryFile()
-        command = [sys.executable, "-S", "-E", str(Path(cpu_child.__file__).resolve())]
-        command += [str(n) for n in (arena.fd, arena.size, window, os.getpid())]
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr, pass_fds=(arena.fd,),
-            bufsize=0,
-        )
-
-    def send(self, request: dict) -> None:
-        body = json.dumps(request).encode()
-        try:
-            self.process.stdin.write(cpu_child.REQUEST.pack(len(body)) + body)
-        except BrokenPipeError:
-            pass  # it has died; `receive` says of what
-
-    def receive(self) -> tuple[int, bytes]:
-        """The reply's kind and bytes; a child that has died gives FAULT with the reason."""
-        fd = self.process.stdout.fileno()
-        head = cpu_child.read_exactly(fd, cpu_child.REPLY.size)
-        if head is not None:
-            kind, size = cpu_child.REPLY.unpack(head)
-            payload = cpu_child.read_exactly(fd, size)
-            if payload is not None:
-                return kind, payload
-        return cpu_child.FAULT, self._last_words().encode()
-
-    def _last_words(self) -> str:
-        code = self.process.wait()
-        self._stderr.seek(0)
-        tail = self._stderr.read().decode(errors="replace").strip()[-2000:]
-        if code == -9:
-            return "the CPU machine's process was killed (signal 9), likely out of memory"
-        cause = f"signal {-code}" if code < 0 else f"exit status {code}"
-        return f"the CPU machine's process ended ({cause})" + (f": {tail}" if tail else "")
-
-    def stop(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        self.process.stdin.close()
-        self.process.stdout.close()
-        self._stderr.close()
-
-
-def _stop_all(workers: list[_Worker]) -> None:
-    while workers:
-        workers.pop().stop()
 
 
 class CpuMachine:
@@ -149,10 +64,10 @@ class CpuMachine:
         except OSError as error:
             raise MachineUnavailable(f"the CPU machine cannot map its memory: {error}") from error
         self._window = None
-        self._processes: list[_Worker] = []
+        self._processes: list[Process] = []
         self._lock = threading.RLock()
         self._pid = os.getpid()
-        weakref.finalize(self, _stop_all, self._processes)
+        weakref.finalize(self, stop_all, self._processes)
         self._start(1)  # also settles where device addresses lie
 
     # ---- memory
@@ -201,8 +116,8 @@ class CpuMachine:
             )
         if any(stride % array.itemsize for stride in array.strides):
             raise ValueError(
-                f"array: expected strides in whole elements of {array.itemsize} bytes, got {array.strides} bytes; "
-                "copy it"
+                f"array: expected strides in whole elements of {array.itemsize} bytes, "
+                f"got {array.strides} bytes; copy it"
             )
         pairs = zip(array.shape, array.strides)
         strides = [0 if size == 1 else stride // array.itemsize for size, stride in pairs]
@@ -282,7 +197,7 @@ class CpuMachine:
 
     def close(self) -> None:
         """Ends the child processes; the next launch starts fresh ones."""
-        _stop_all(self._processes)
+        stop_all(self._processes)
 
     def _run(self, request: dict) -> None:
         if os.getpid() != self._pid:
@@ -309,7 +224,7 @@ class CpuMachine:
         """Makes sure that `count` children run."""
         reasons = []
         for window in WINDOWS if self._window is None else (self._window,):
-            fresh = [_Worker(self.arena, window) for _ in range(count - len(self._processes))]
+            fresh = [Process(self.arena, window) for _ in range(count - len(self._processes))]
             replies = [worker.receive() for worker in fresh]
             if all(kind == cpu_child.OK for kind, _ in replies):
                 self._processes += fresh
@@ -317,7 +232,7 @@ class CpuMachine:
                 return
             bad = [payload for kind, payload in replies if kind != cpu_child.OK]
             reasons.append(bad[0].decode(errors="replace"))
-            _stop_all(fresh)
+            stop_all(fresh)
         raise MachineUnavailable(f"the CPU machine's process does not start: {'; '.join(reasons)}")
 
 
@@ -351,52 +266,7 @@ def _three(name: str, extents) -> tuple[int, int, int]:
     sizes = tuple(int(n) for n in given) + (1,) * (3 - len(given))
     if len(sizes) != 3 or min(sizes) < 1:
         raise ValueError(
-            f"{name}: expected up to three sizes of at least 1, got {extents}; launch nothing for an empty problem"
+            f"{name}: expected up to three sizes of at least 1, got {extents}; "
+            "launch nothing for an empty problem"
         )
     return sizes
-
-
-def check_schedules(machine: CpuMachine, run, outputs: dict[str, np.ndarray], seeds=(0, 1)) -> None:
-    """Runs something under every kind of schedule and demands equal bits.
-
-    Parameters
-    ----------
-    machine : CpuMachine
-    run : callable ()
-        Launches the kernels; it must write all of `outputs`.
-    outputs : dict of name to array
-        Poisoned before each run.
-    seeds : sequence of int
-        Of the shuffled orders.
-
-    Raises
-    ------
-    ScheduleError
-        Names the two schedules, the output and the first index that differs.
-    """
-    orders = [("forward", 0), ("reverse", 0), *(("shuffle", seed) for seed in seeds)]
-    first, expected = None, {}
-    for (order, seed), copies in product(orders, ("late", "eager")):
-        schedule = Schedule(order, seed, copies)
-        for array in outputs.values():
-            machine.poison(array)
-        with machine.schedule(order=order, seed=seed, async_copies=copies):
-            run()
-        got = {name: _bits(array) for name, array in outputs.items()}
-        if first is None:
-            first, expected = schedule, got
-            continue
-        for name, bits in got.items():
-            differing = np.argwhere(bits != expected[name])
-            if len(differing):
-                index = tuple(int(i) for i in differing[0])
-                raise ScheduleError(
-                    f"{name} depends on the schedule: {first} and {schedule} differ at {index} "
-                    f"({len(differing)} of {bits.size} elements); a barrier is missing before an overwrite, "
-                    "or an atomic's order shows"
-                )
-
-
-def _bits(array: np.ndarray) -> np.ndarray:
-    """The elements' bit patterns, copied, so that NaN equals NaN and -0 differs from 0."""
-    return np.ascontiguousarray(array).copy().view(f"u{array.dtype.itemsize}").reshape(array.shape)

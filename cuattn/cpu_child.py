@@ -1,9 +1,9 @@
 """One process of the CPU machine: maps the parent's arena, loads kernels and runs its share of their blocks.
 
 Run by path, with the standard library alone, so that it starts in a few hundredths of a second. A fault in a
-kernel ends this process and nothing else. Requests come on stdin: a 4-byte length and JSON. Replies go to what
-stdout was: a kind, a 4-byte length and bytes. OK carries the counters, ERROR a kernel's message; FAULT is
-written by the fault handler in `kernels_cu/simt/fault.h` just before the process ends.
+kernel ends this process and nothing else. Requests come on stdin: a 4-byte length and JSON. Replies go to
+what stdout was: a kind, a 4-byte length and bytes. OK carries the counters, ERROR a kernel's message; FAULT
+is written by the fault handler in `kernels_cu/simt/fault.h` just before the process ends.
 """
 import ctypes
 import json
@@ -81,7 +81,7 @@ class Child:
             raise OSError(f"address {window:#x} is taken")
         self.window, self.size = window, size
         self.entries = {}
-        self.resources = (ctypes.c_uint64 * 16)()  # simt::Resources, which the kernels' libraries keep in order
+        self.resources = (ctypes.c_uint64 * 16)()  # simt::Resources, which the kernels' libraries share
 
     def entry(self, path, name):
         if (path, name) not in self.entries:

@@ -85,8 +85,8 @@ def test_matrix_product(machine, rng, element):
     c = rng.standard_normal((16, 8)).astype(np.float32)
     d = machine.empty((2, 16, 8), np.float32)
     with machine.counting() as counted:
-        launch(machine, "product", 1, 32, 1024, element, g_a=machine.upload(a), g_bt=machine.upload(b.T.copy()),
-               g_b=machine.upload(b), g_c=machine.upload(c), g_d=d)
+        launch(machine, "product", 1, 32, 1024, element, g_a=machine.upload(a),
+               g_bt=machine.upload(b.T.copy()), g_b=machine.upload(b), g_c=machine.upload(c), g_d=d)
     expected = c.copy()
     for k in range(16):  # every product is exact in float32, so this is the machine's own sum
         expected += a[:, k, None].astype(np.float32) * b[None, k].astype(np.float32)
@@ -146,7 +146,7 @@ def test_zero_filled_copy_never_reads(forward):
 
 
 def test_grid_coordinates_and_offsets_past_4_gib(machine):
-    far = 900_000_000 // 4 * 4  # int32 elements: 24 blocks reach 80 GB apart only in address, so stay at 6
+    far = 900_000_000  # int32 elements between blocks; only the first 128 bytes of each stretch are touched
     out = machine.empty((6, far), np.int32, poison=False)
     launch(machine, "coordinates", (3, 1, 2), 32, 0, g_out=out, far=np.int64(far))
     np.testing.assert_array_equal(out[:, :32], np.arange(6)[:, None] * 1000 + np.arange(32))
@@ -168,10 +168,11 @@ def test_workers_share_a_launch(rng):
     results = []
     for workers in (1, 3):
         m = CpuMachine(workers=workers)
-        counts, last = m.upload(np.zeros(8, np.int32)), m.upload(np.zeros(1, np.int32))
+        counts, last, top = (m.upload(np.zeros(n, np.int32)) for n in (8, 1, 1))
+        total, ticket = m.upload(np.zeros(1, np.float32)), m.upload(np.zeros(1, np.uint32))
         with m.counting() as counted:
-            launch(m, "atomics", 7, 64, 0, g_in=m.upload(x), g_count=counts, g_max=m.upload(np.zeros(1, np.int32)),
-                   g_sum=m.upload(np.zeros(1, np.float32)), g_ticket=m.upload(np.zeros(1, np.uint32)), g_last=last)
+            launch(m, "atomics", 7, 64, 0, g_in=m.upload(x), g_count=counts, g_max=top, g_sum=total,
+                   g_ticket=ticket, g_last=last)
         results.append((counts.tolist(), last[0], counted))
         m.close()
     assert results[0] == results[1]
@@ -203,7 +204,10 @@ def test_two_machines_at_once(forward):
 def test_check_schedules_accepts_a_right_kernel(forward):
     x = forward.upload(np.arange(256, dtype=np.uint32).reshape(64, 4))
     out = forward.empty((64, 4), np.uint32)
-    check_schedules(forward, lambda: launch(forward, "staged", 1, 64, 1024, g_in=x, g_out=out, rows=50), {"out": out})
+    def run():
+        launch(forward, "staged", 1, 64, 1024, g_in=x, g_out=out, rows=50)
+
+    check_schedules(forward, run, {"out": out})
     assert forward.schedule_now == Schedule()
 
 

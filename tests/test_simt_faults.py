@@ -90,7 +90,8 @@ def test_missing_barrier_before_an_overwrite_depends_on_the_schedule(machine, ar
             {"out": out},
         )
     text = str(caught.value)
-    assert re.match(r"out depends on the schedule: forward order with late copies and reverse order .* differ at \(\d+,\)", text)
+    assert text.startswith("out depends on the schedule: forward order with late copies and reverse order ")
+    assert re.search(r" differ at \(\d+,\) \(\d+ of 64 elements\)", text)
     assert "a barrier is missing before an overwrite" in text
 
 
@@ -107,8 +108,9 @@ def test_half_warp_shuffle_with_a_full_mask(machine):
     assert "a thread exited while lanes 0000ffff of its warp wait for it in a shuffle (mask ffffffff)" in text
     text = message(machine, "half_warp_waits", g_out=out)
     assert "deadlock in block (0,0,0): every live thread waits" in text
-    assert f"lanes 0000ffff wait at faults.cu:{line_of('half of them come')} in a shuffle for lanes ffff0000" in text
-    assert f"lanes ffff0000 wait at faults.cu:{line_of('the other half')} in __syncthreads, which has 16 of 32" in text
+    some, others = line_of("half of them come"), line_of("the other half")
+    assert f"lanes 0000ffff wait at faults.cu:{some} in a shuffle for lanes ffff0000" in text
+    assert f"lanes ffff0000 wait at faults.cu:{others} in __syncthreads, which has 16 of 32 threads" in text
 
 
 @pytest.mark.parametrize("entry, text", [
@@ -135,14 +137,15 @@ def test_out_of_bounds_names_buffer_offset_thread_and_line(machine):
         f"thread (5,0,0) of block (0,0,0) at faults.cu:{line}"
     )
     text = message(machine, "write_past_end", g_out=x, at=10)
-    assert "write of 4 bytes at byte -4 of g_out, which has 640; thread (11,0,0) of block (0,0,0) at faults.cu:" in text
+    assert "write of 4 bytes at byte -4 of g_out, which has 640; thread (11,0,0) of block (0,0,0) at " in text
     text = message(machine, "copy_past_end", smem=512, g_in=x, g_out=out, at=40)
     assert "read of 16 bytes at byte 640 of g_in, which has 640; thread (0,0,0)" in text
 
 
 def test_the_view_that_was_passed_is_the_bound(machine):
     x, out = machine.empty((40, 4), np.float32), machine.empty((32, 4), np.float32)
-    assert "at byte 512 of g_in, which has 512" in message(machine, "read_past_end", g_in=x[:32], g_out=out, at=1)
+    text = message(machine, "read_past_end", g_in=x[:32], g_out=out, at=1)
+    assert "at byte 512 of g_in, which has 512" in text
 
 
 def test_misaligned_vector_access(machine, arrays):
@@ -166,7 +169,8 @@ def test_raw_dereference_is_a_report_and_nothing_is_lost(machine, arrays):
     launch(machine, "no_wait", block=64, smem=256, g_in=x[:64], g_out=out)
     process = machine._processes[0].process.pid
     text = message(machine, "raw_read", g_in=x, g_out=out)
-    assert "raw dereference of device memory, byte 20 of g_in, which has 512; use the functions of prim/gmem.cuh" in text
+    assert "raw dereference of device memory, byte 20 of g_in, which has 512; " in text
+    assert "use the functions of prim/gmem.cuh" in text
     assert text.endswith("; thread (0,0,0) of block (0,0,0)")
     text = message(machine, "raw_write", g_out=out)
     assert "byte 28 of g_out" in text
@@ -175,11 +179,14 @@ def test_raw_dereference_is_a_report_and_nothing_is_lost(machine, arrays):
     assert machine._processes[0].process.pid != process
 
 
+WILD = 0x123456789000
+
+
 @pytest.mark.parametrize("entry, args, text", [
     ("null_pointer", {"g_null": np.uint64(0)}, "dereference of a null pointer (address 0x0)"),
-    ("null_pointer", {"g_null": np.uint64(0x123456789000)}, "dereference of a wild pointer (address 0x123456789000)"),
-    ("null_argument", {"g_null": np.uint64(0)}, "write of 4 bytes of global memory at 0, which is not a device address"),
-    ("stack_overflow", {"depth": 100000}, "stack overflow: the thread's local arrays and calls need more than 262144"),
+    ("null_pointer", {"g_null": np.uint64(WILD)}, "dereference of a wild pointer (address 0x123456789000)"),
+    ("null_argument", {"g_null": np.uint64(0)}, "write of 4 bytes of global memory at 0, which is not a "),
+    ("stack_overflow", {"depth": 100000}, "stack overflow: the thread's local arrays and calls need "),
 ])
 def test_faults(machine, entry, args, text):
     assert text in message(machine, entry, g_out=machine.empty(32, np.int32), **args)
@@ -194,7 +201,8 @@ def test_trap_and_division(machine):
     out = machine.empty(32, np.int32)
     line = line_of("the table names page 9 of 4")
     text = message(machine, "trapped", g_out=out)
-    assert text == f"trapped: the table names page 9 of 4; thread (5,0,0) of block (0,0,0) at faults.cu:{line}"
+    where = f"thread (5,0,0) of block (0,0,0) at faults.cu:{line}"
+    assert text == f"trapped: the table names page 9 of 4; {where}"
     launch(machine, "divide", g_out=out, by=2)
     if sys.platform == "linux" and os.uname().machine == "x86_64":
         assert "integer division by zero" in message(machine, "divide", g_out=out, by=0)
