@@ -33,9 +33,11 @@ test-gpu: $(READY)  ## the tests that need a GPU
 dashboard: $(READY)  ## open the dashboard in the browser
 	@$(PY) -m streamlit run dashboard/app.py --server.port $(PORT)
 
-record: $(READY)  ## run the recorded suites on this GPU into experiments/recorded/$(RECORD)
-	@set -e; for suite in $(SUITES); do \
-	  $(PY) -m experiments run $$suite --machine gpu --out experiments/recorded/$(RECORD)/$$suite; done
+# A suite already there is resumed; remove its folder to record it anew.
+record: $(READY)  ## run the recorded suites on this GPU into experiments/recorded/RECORD
+	@set -e; for suite in $(SUITES); do out=experiments/recorded/$(RECORD)/$$suite; \
+	  if [ -e $$out/manifest.json ]; then $(PY) -m experiments resume $$out; \
+	  else $(PY) -m experiments run $$suite --machine gpu --out $$out; fi; done
 
 sizes: $(READY)  ## the longest files and functions, and lines that stand twice
 	@$(PY) tests/sizes.py
