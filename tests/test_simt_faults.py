@@ -100,6 +100,8 @@ def test_divergent_barrier_names_both_lines(machine, arrays):
     assert "divergent __syncthreads: 32 threads wait in the one at" in text
     assert f"faults.cu:{line_of('one of two')} " in text
     assert text.endswith(f"faults.cu:{line_of('two of two')}")
+    text = message(machine, "divergent_on_one_line", block=64, g_out=arrays[1])
+    assert "divergent __syncthreads" in text and text.count(f"faults.cu:{line_of('two calls')}") == 2
 
 
 def test_half_warp_shuffle_with_a_full_mask(machine):

@@ -25,14 +25,18 @@ struct dim3 {
 // NOTE: not in namespace simt, or argument-dependent lookup would find simt's functions beside those of prim/
 // of the same name.
 namespace simt_site {
-/// Where a kernel called from. As a default argument it names the caller's line, not the header's.
+/// Where a kernel called from. As a default argument it names the caller's place, not the header's. The column
+/// tells calls on one line apart.
 struct Site {
   const char* file;
   int line;
+  unsigned column;
   static constexpr Site here(std::source_location at = std::source_location::current()) {
-    return {at.file_name(), int(at.line())};
+    return {at.file_name(), int(at.line()), unsigned(at.column())};
   }
-  bool operator==(const Site& other) const { return line == other.line && file == other.file; }
+  bool operator==(const Site& other) const {
+    return line == other.line && column == other.column && (file == other.file || !strcmp(file, other.file));
+  }
   /// The file's name without its folder.
   const char* name() const {
     const char* slash = strrchr(file, '/');

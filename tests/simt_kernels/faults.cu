@@ -49,9 +49,13 @@ KERNEL(32, 1) half_warp_waits(int* g_out) {
 KERNEL(32, 1) not_in_mask(int* g_out) { __ballot_sync(0x0000ffffu, true); }
 
 KERNEL(32, 1) different_kinds(int* g_out) {
-  // clang-format off
-  if (lane_id() < 16) shuffle(1, 0); else warp_sync();
-  // clang-format on
+  const simt::Site one = simt::Site::here();  // as a helper would hand on its caller's
+  if (lane_id() < 16) shuffle(1, 0, one);
+  warp_sync(one);
+}
+
+KERNEL(64, 1) divergent_on_one_line(int* g_out) {
+  threadIdx.x < 32 ? block_sync() : block_sync();  // two calls
 }
 
 KERNEL(32, 1) shuffle_from_outside(int* g_out) {
