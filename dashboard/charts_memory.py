@@ -23,16 +23,19 @@ def peak_over_n(frame: pd.DataFrame):
         return None
     colour = style.kernel_colour(long["kernel"], "kernel")
     x = style.log2_x("n", "N, keys", long["n"])
-    y = style.log_y("gb", "GB (10⁹ bytes)", long["gb"])
+    unit, scale = ("GB", 1) if long["gb"].max() >= 0.5 else ("MB", 1000)
+    long = long.assign(amount=long["gb"] * scale)
+    y = style.log_y("amount", unit, long["amount"])
     tell = [
         style.text("variant", "kernel"),
         style.text("shape", "shape"),
         style.text("source", "value is"),
-        style.number("gb", "GB"),
+        style.number("amount", unit),
         style.text("device", "device"),
         style.text("stale", "stale"),
     ]
-    formula, marks = (alt.Chart(long[long["source"] == name]) for name in (FORMULA, MEASURED_PEAK))
+    measured = long[long["source"] == MEASURED_PEAK]
+    formula, marks = alt.Chart(long[long["source"] == FORMULA]), alt.Chart(measured)
     lines = formula.mark_line(strokeWidth=1.6).encode(
         x=x, y=y, color=colour, strokeDash=_line_legend(), detail="series:N", tooltip=tell
     )
@@ -45,9 +48,8 @@ def peak_over_n(frame: pd.DataFrame):
         tooltip=tell,
     )
     failures = column_failures(rows.lost(drawn, ["n"]), x, colour)
-    chart = alt.layer(lines, points, *_variant_names(long, x, y), *failures)
-    words = "Peak memory over N, in GB"
-    measured = long[long["source"] == MEASURED_PEAK]
+    chart = alt.layer(lines, *([points] if len(measured) else []), *_variant_names(long, x, y), *failures)
+    words = f"Peak memory over N, in {unit}"
     kind = "dashed: modelled as inputs + outputs + scratch; no measured peak in these rows"
     if len(measured):
         devices = ", ".join(measured["device"].unique())

@@ -19,7 +19,10 @@ def counted_against_modelled(frame: pd.DataFrame):
     known = known[~known["family"].isin(["probe"]) | (known["counted_bytes"] > 0)]
     if known.empty:
         return None
-    known = known.assign(case=known["kernel"] + " · " + known["shape"])
+    names = zip(known["variant"], known["kernel"], known["shape"])
+    known = known.assign(
+        case=[name if shape == kernel else f"{name} · {shape}" for name, kernel, shape in names]
+    )
     known = known.drop_duplicates(["case", "dtype", "counted_bytes", "modelled_bytes"])
     order = known.sort_values(["family", "kernel", "counted_bytes"])["case"].unique().tolist()
     long = pd.concat(

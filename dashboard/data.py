@@ -67,13 +67,22 @@ def runs_root() -> Path:
 
 
 def find(root: Path, origin: str) -> list[Folder]:
-    """Every run below `root`, newest name first; a folder that is missing or cannot be listed holds none."""
+    """Every run below `root`, own ones newest first; a folder that cannot be listed holds none."""
     try:
         found = store.find_runs(root) if root.is_dir() else []
     except OSError:
         return []
     named = [Folder(path, _name(path, root), origin) for path in found]
-    return sorted(named, key=lambda folder: folder.name, reverse=origin == MINE)
+    if origin == MINE:
+        return sorted(named, key=_changed, reverse=True)
+    return sorted(named, key=lambda folder: folder.name)
+
+
+def _changed(folder: Folder) -> tuple[float, str]:
+    try:
+        return folder.path.stat().st_mtime, folder.name
+    except OSError:
+        return 0.0, folder.name
 
 
 def _name(path: Path, root: Path) -> str:
@@ -87,8 +96,24 @@ def available() -> list[Folder]:
 
 
 def preferred(folders: list[Folder]) -> list[Folder]:
-    """What the dashboard opens on: one's own runs where there are any, else the recorded ones."""
-    return [folder for folder in folders if folder.origin == MINE] or folders
+    """What the dashboard opens on: the newest own run of every suite and device, else the recorded runs.
+
+    A run whose manifest cannot be read stands for itself, so that it is seen.
+    """
+    newest: dict[tuple, Folder] = {}
+    for folder in folders:  # own runs come newest first
+        if folder.origin == MINE:
+            newest.setdefault(_kind(folder), folder)
+    return list(newest.values()) or folders
+
+
+def _kind(folder: Folder) -> tuple:
+    try:
+        manifest = store.read_manifest(folder.path)
+    except store.StoreError:
+        return (folder.path,)
+    suite = manifest.get("suite")
+    return (str(suite), str(manifest.get("device"))) if suite else (folder.path,)
 
 
 def load(folders: list[Folder]) -> Loaded:
@@ -124,6 +149,8 @@ def _load(paths: tuple[str, ...], state: tuple[tuple[str, int, int], ...], hashe
     found = store.read_runs([Path(path) for path in paths], attempts="all")
     frame = found.frame
     frame["stale"] = store.stale(frame, dict(hashes))
+    said = {str(run.path): str(run.manifest.get("command", "")) for run in found.runs}
+    frame["command"] = [said.get(path, "") for path in frame["run_path"]]
     attempts = rows.prepare(frame)
     quarantined = [(str(path), reason.removeprefix(f"{path}: ")) for path, reason in found.quarantined]
     return Loaded(rows.latest(attempts), attempts, quarantined, found.torn_lines, _describe(state))

@@ -196,7 +196,10 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def commands(frame: pd.DataFrame) -> list[str]:
-    """The runner's commands whose rows these are, one a suite."""
+    """The commands that made these rows, as their runs' manifests say, else the runner's for the suite."""
+    made = [command for command in dict.fromkeys(frame["command"]) if command] if "command" in frame else []
+    if made:
+        return made
     suites = [suite for suite in dict.fromkeys(frame["suite"]) if suite]
     return [f"python -m experiments run {shlex.quote(suite)}" for suite in suites] or [
         "python -m experiments list"

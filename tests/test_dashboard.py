@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -64,7 +65,7 @@ def test_overview_shows_each_family_with_its_unit(open_page, recorded):
         "Global bytes a run requests: counted and modelled",
         "Cases by suite and status",
     ]
-    assert {metric.label: metric.value for metric in app.metric}["Cases"] == "156"
+    assert {metric.label: metric.value for metric in app.metric}["Cases"] == "157"
 
 
 def test_every_chart_has_alternative_text(open_page, recorded):
@@ -106,6 +107,16 @@ def test_links_choose_runs(open_page, recorded):
 def test_own_runs_come_before_recorded_ones(open_page, recorded):
     app = open_page("overview", runs=recorded / "cpu", shipped=recorded / "h200")
     assert app.multiselect(key="run").value == ["quick"]
+
+
+def test_opens_on_the_newest_own_run_of_a_suite(open_page, recorded, tmp_path):
+    lines = made.cpu_rows()["quick"]
+    for place, name in enumerate(("zzz", "aaa")):
+        run = made.write(tmp_path / "runs" / name, {"quick": lines}) / "quick"
+        store.write_manifest(run, {"run_id": "quick-cpu", "suite": "quick", "device": {"device": "cpu"}})
+        os.utime(run, (place, place))
+    app = open_page("overview", runs=tmp_path / "runs", shipped=recorded)
+    assert app.multiselect(key="run").value == ["aaa/quick"]
 
 
 def test_table_download_and_command_stand_under_a_chart(open_page, recorded):

@@ -28,7 +28,7 @@ def family(frame: pd.DataFrame, name: str) -> pd.DataFrame:
 
 def drawn(spec: dict, field: str) -> list:
     """Values of a field in all of a chart's data."""
-    return [row[field] for table in spec["datasets"].values() for row in table if row.get(field) is not None]
+    return [row[field] for table in spec["datasets"].values() for row in table if pd.notna(row.get(field))]
 
 
 def walk(node):
@@ -209,6 +209,11 @@ def test_commands_quote_the_suite():
         "python -m experiments run memory",
         "python -m experiments run 'my suite'",
     ]
+
+
+def test_commands_are_those_of_the_manifest():
+    frame = pd.DataFrame({"suite": ["memory"] * 3, "command": ["run it --limit 3", "", "run it --limit 3"]})
+    assert views.commands(frame) == ["run it --limit 3"]
 
 
 def test_labels():

@@ -87,6 +87,9 @@ def counted(frame, alone: bool) -> None:
             "It models no time, so there is no throughput to show.",
             icon=":material/calculate:",
         )
+    suites = [suite for suite in dict.fromkeys(frame["suite"]) if suite]
+    suite = views.choose("Suite", suites, "counted_suite", "quick")
+    frame = frame[frame["suite"] == suite] if suites else frame
     views.show(
         charts_runs.counted_against_modelled(frame),
         frame,
