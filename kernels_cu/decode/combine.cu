@@ -1,18 +1,18 @@
 // combine: merges the partial results of S splits of the keys, in split order.
 //
-//   LSE = ln Σ_s e^{LSE_s}        O = Σ_s e^{LSE_s − LSE} O_s        a split without keys (LSE_s = −∞) is not read
+//   LSE = ln Σ_s e^{LSE_s}        O = Σ_s e^{LSE_s − LSE} O_s
 //
 // grid    (H, B)
 // block   one thread a pair of columns
-// bytes   every partial O and LSE once, O and LSE once
+// bytes   every partial LSE, and every partial O whose split has keys (LSE_s > −∞), once; O and LSE once
 #include "prim/gmem.cuh"
 #include "prim/softmax.cuh"
 
 constexpr int THREADS = round_up(HEAD_DIM / 2, WARP);
 
 KERNEL(THREADS, 1)
-combine(const View<const Partial, 4> g_part, const View<const float, 3> g_part_lse, const View<Element, 4> g_o,
-        const View<float, 3> g_lse, int SPLITS) {
+combine(const View<const Partial, 4> g_part, const View<const float, 3> g_part_lse,
+        const View<Element, 4> g_o, const View<float, 3> g_lse, int SPLITS) {
   const int h = blockIdx.x, b = blockIdx.y, col = threadIdx.x * 2;
   if (col >= HEAD_DIM) return;
 

@@ -1,19 +1,25 @@
-// paged: decode attention over a paged KV cache, the whole batch in one launch (vLLM's PagedAttention, Kwon et al. 2023, with
-// FlashDecoding's split over keys and the query heads of one KV head packed into the rows of one tensor-core tile).
+// paged: decode attention over a paged KV cache, the whole batch in one launch (vLLM's PagedAttention, Kwon
+// et al. 2023, with FlashDecoding's split over keys and the query heads of one KV head packed into the rows
+// of one tensor-core tile).
 //
-//   for each tile of keys:   S = Q Kᵀ,  P = e^{σ(S − m)},  O = e^{σ(m_old − m)} O + P V        (Q: the GROUP heads that share K, V)
+//   for each tile of keys:   S = Q Kᵀ        P = e^{σ(S − m)}        O = e^{σ(m_old − m)} O + P V
+//   with the GROUP query heads that share K and V as the rows of Q
 //
-// grid    (splits, HKV · ceil(GROUP / 16), B); split s of a sequence takes an equal share of its keys, in whole tiles
-// block   WARPS warps; each walks its own tiles (every WARPS-th) with its own ring of STAGES tiles in flight, no block barrier
-//         in the loop; the warps' states merge at the end. Several splits: partial O and LSE, merged by combine.cu
+// grid    (splits, HKV · ceil(GROUP / 16), B); split s of a sequence takes an equal share of its keys, in
+//         whole tiles
+// block   WARPS warps; each walks its own tiles (every WARPS-th) with its own ring of STAGES tiles in flight,
+//         no block barrier in the loop; the warps' states merge at the end. Several splits: partial O and
+//         LSE, merged by combine.cu
 // smem    Q, and the rings, which the warps' partial states take over at the end
-// bytes   every key's K and V row once a KV head (once for each 16 query heads of a group), its page number, Q, O
+// bytes   every key's K and V row once a KV head (once for each 16 query heads of a group), its page number,
+//         Q, O
 #include "prim/mask.cuh"
 #include "prim/paging.cuh"
 #include "prim/softmax.cuh"
 #include "prim/tile.cuh"
 
-constexpr int D_PAD = round_up(HEAD_DIM, MMA_K), KEYS = 16, THREADS = WARPS * WARP, ROW_TILES = ceil_div(GROUP, MMA_M);
+constexpr int D_PAD = round_up(HEAD_DIM, MMA_K), KEYS = 16, THREADS = WARPS * WARP,
+              ROW_TILES = ceil_div(GROUP, MMA_M);
 
 using KVTile = SmemTile<Element, KEYS, D_PAD>;
 struct Stage {
@@ -40,7 +46,8 @@ struct Walker {
   METHOD int key0(int t) const { return begin + (t * WARPS + warp_id()) * KEYS; }
   METHOD int tiles() const { return max(0, ceil_div(end - key0(0), WARPS * KEYS)); }
 
-  /// Lane i < KEYS fetches the page of the tile's key i. NOTE: a tile ahead of its use, so that no copy waits for it.
+  /// Lane i < KEYS fetches the page of the tile's key i. NOTE: a tile ahead of its use, so that no copy waits
+  /// for it.
   METHOD int fetch_pages(int t SITE) const {
     int key = key0(t) + lane_id();
     return lane_id() < KEYS && key < end ? page_of<PAGE_SIZE>(g_pages, key AT_SITE) : 0;
@@ -53,8 +60,10 @@ struct Walker {
       int row = walk.row + i * W::ROW_STEP, key = key0(t) + row, page = shuffle(pages, row % WARP AT_SITE);
       if (walk.rests() || row >= KEYS) continue;
       bool valid = key < end && walk.col < HEAD_DIM;
-      cp_async16(s.k.at(row, walk.col), row_in_page<PAGE_SIZE>(g_k, page, key, hkv) + walk.col, valid AT_SITE);
-      cp_async16(s.v.at(row, walk.col), row_in_page<PAGE_SIZE>(g_v, page, key, hkv) + walk.col, valid AT_SITE);
+      cp_async16(s.k.at(row, walk.col), row_in_page<PAGE_SIZE>(g_k, page, key, hkv) + walk.col,
+                 valid AT_SITE);
+      cp_async16(s.v.at(row, walk.col), row_in_page<PAGE_SIZE>(g_v, page, key, hkv) + walk.col,
+                 valid AT_SITE);
     }
   }
 };
@@ -70,18 +79,23 @@ DEVICE void store_state(State& s, const Accumulator<MMA_M, D_PAD>& r_o, const So
     }
 #pragma unroll
     for (int n = 0; n < r_o.N_TILES; ++n)
-      store_shared(reinterpret_cast<Pair*>(&s.o[row][r_o.col(n, 0)]), Pair{r_o.tile[0][n][2 * half], r_o.tile[0][n][2 * half + 1]});
+      store_shared(reinterpret_cast<Pair*>(&s.o[row][r_o.col(n, 0)]),
+                   Pair{r_o.tile[0][n][2 * half], r_o.tile[0][n][2 * half + 1]});
   }
 }
 
 KERNEL(THREADS, 1)
 paged(const View<const Element, 4> g_q, const View<const Element, 4> g_k, const View<const Element, 4> g_v,
-      const View<const int, 2> g_table, const int* g_lengths, const View<Output, 4> g_o, const View<float, 3> g_lse, float sigma) {
+      const View<const int, 2> g_table, const int* g_lengths, const View<Output, 4> g_o,
+      const View<float, 3> g_lse, float sigma) {
   Smem& s = dynamic_smem<Smem>();
-  const int split = blockIdx.x, hkv = blockIdx.y / ROW_TILES, row_tile = blockIdx.y % ROW_TILES, b = blockIdx.z;
+  const int split = blockIdx.x, hkv = blockIdx.y / ROW_TILES, row_tile = blockIdx.y % ROW_TILES,
+            b = blockIdx.z;
   const int h0 = hkv * GROUP + row_tile * MMA_M, rows = min(GROUP - row_tile * MMA_M, MMA_M);
-  const int length = load_global(g_lengths + b), share = round_up(ceil_div(length, int(gridDim.x)), WARPS * KEYS);
-  const Walker keys{g_k, g_v, g_table.at(b), hkv, min(split * share, length), min((split + 1) * share, length)};
+  const int length = load_global(g_lengths + b),
+            share = round_up(ceil_div(length, int(gridDim.x)), WARPS * KEYS);
+  const Walker keys{
+      g_k, g_v, g_table.at(b), hkv, min(split * share, length), min((split + 1) * share, length)};
   auto& ring = s.ring[warp_id()];
 
   load_tile_async<THREADS>(s.q, g_q.at(b, 0, h0), g_q.stride[2], rows, HEAD_DIM, threadIdx.x);

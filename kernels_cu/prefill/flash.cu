@@ -5,9 +5,11 @@
 //   at the end:              O / l           LSE = σ m + ln l
 //
 // grid    (ceil(M / BLOCK_M), H, B); with a causal mask the longest tiles start first
-// block   WARPS warps; a warp owns BLOCK_M / WARPS query rows and, of these, whole rows of S and O in registers
+// block   WARPS warps; a warp owns BLOCK_M / WARPS query rows and, of these, whole rows of S and O in
+//         registers
 // smem    one tile of Q, STAGES tiles of K and of V: the next tile lands while this one is multiplied
-// bytes   a block reads its Q tile once and every visible row of K and V once, and writes its O tile and LSE once
+// bytes   a block reads its Q tile once and every visible row of K and V once, and writes its O tile and LSE
+//         once
 #include "prim/mask.cuh"
 #include "prim/softmax.cuh"
 #include "prim/tile.cuh"
@@ -31,8 +33,10 @@ struct Keys {
 
   METHOD void start_loading(Smem& s, int j SITE) const {
     int key0 = j * BLOCK_N, stage = j % STAGES;
-    load_tile_async<THREADS>(s.k[stage], g_k + key0 * stride_k_n, stride_k_n, N - key0, HEAD_DIM, threadIdx.x AT_SITE);
-    load_tile_async<THREADS>(s.v[stage], g_v + key0 * stride_v_n, stride_v_n, N - key0, HEAD_DIM, threadIdx.x AT_SITE);
+    load_tile_async<THREADS>(s.k[stage], g_k + key0 * stride_k_n, stride_k_n, N - key0, HEAD_DIM,
+                             threadIdx.x AT_SITE);
+    load_tile_async<THREADS>(s.v[stage], g_v + key0 * stride_v_n, stride_v_n, N - key0, HEAD_DIM,
+                             threadIdx.x AT_SITE);
     cp_async_commit(ONLY_AT_SITE);
   }
 };
@@ -77,12 +81,14 @@ flash(const View<const Element, 4> g_q, const View<const Element, 4> g_k, const 
   block_sync();  // NOTE: without keys the copy of Q is still in flight, and O takes its place
   store_accumulator<Element>(s.q, warp_row, r_o);
   warp_sync();
-  store_tile<WARP, WARP_M>(g_o.at(b, m0 + warp_row, h), g_o.stride[1], s.q, warp_row, rows - warp_row, HEAD_DIM, lane_id());
+  store_tile<WARP, WARP_M>(g_o.at(b, m0 + warp_row, h), g_o.stride[1], s.q, warp_row, rows - warp_row,
+                           HEAD_DIM, lane_id());
 #pragma unroll
   for (int m = 0; m < WARP_M / MMA_M; ++m)
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       int row = warp_row + r_o.row(m, half);
-      if (row < rows && lane_id() % 4 == 0) store_global(g_lse.at(b, h) + m0 + row, softmax.row[m][half].lse(sigma));
+      if (row < rows && lane_id() % 4 == 0)
+        store_global(g_lse.at(b, h) + m0 + row, softmax.row[m][half].lse(sigma));
     }
 }

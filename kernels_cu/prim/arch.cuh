@@ -1,7 +1,8 @@
 // arch: the one place that knows which machine compiles this, an NVIDIA GPU or the SIMT machine on a CPU.
 //
-// A primitive has two bodies under one signature: the instruction, and a call to the SIMT machine's function of the same
-// name. The SIMT body passes on `site`, the file and line of the kernel that called, so that reports name the caller.
+// A primitive has two bodies under one signature: the instruction, and a call to the SIMT machine's function
+// of the same name. The SIMT body passes on `site`, the file and line of the kernel that called, so that
+// reports name the caller.
 #pragma once
 
 #if defined(CUATTN_SIMT)

@@ -1,5 +1,5 @@
-// cp_async: asynchronous 16-byte copies from global to shared memory (sm_80). They land when their thread waits for them;
-// other threads see them after a barrier.
+// cp_async: asynchronous 16-byte copies from global to shared memory (sm_80). They land when their thread
+// waits for them; other threads see them after a barrier.
 #pragma once
 #include "prim/smem.cuh"
 
@@ -8,8 +8,9 @@ DEVICE void cp_async16(void* s_to, const void* g_from, bool valid SITE) {
 #if defined(CUATTN_SIMT)
   simt::cp_async(s_to, g_from, 16, valid ? 16 : 0 AT_SITE);
 #else
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;"
-               ::"r"(shared_address(s_to)), "l"(g_from), "r"(valid ? 16 : 0) : "memory");
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared_address(s_to)),
+               "l"(g_from), "r"(valid ? 16 : 0)
+               : "memory");
 #endif
 }
 

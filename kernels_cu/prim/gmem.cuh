@@ -1,18 +1,21 @@
-// gmem: global memory. Kernels dereference it only here, so that the CPU machine counts and checks every byte.
+// gmem: global memory. Kernels dereference it only here, so that the CPU machine counts and checks every
+// byte.
 #pragma once
 #include "prim/num.cuh"
 
-/// A strided array in global memory whose last dimension is contiguous. Strides in elements, 64-bit: offsets are widened
-/// before they are multiplied, so arrays past 2³¹ elements are plain arrays.
+/// A strided array in global memory whose last dimension is contiguous. Strides in elements, 64-bit: offsets
+/// are widened before they are multiplied, so arrays past 2³¹ elements are plain arrays.
 template <class T, int RANK> struct View {
   T* data;
   int64_t stride[RANK - 1];
 
-  /// Address of the first element at the given leading indices (missing ones are 0).
-  METHOD T* at(int64_t i, int64_t j = 0, int64_t k = 0) const {
-    int64_t offset = i * stride[0];
-    if constexpr (RANK > 2) offset += j * stride[1];
-    if constexpr (RANK > 3) offset += k * stride[2];
+  /// Address of the first element at the given leading indices; those left out are 0.
+  template <class... Index> METHOD T* at(Index... index) const {
+    static_assert(sizeof...(Index) < RANK, "the last dimension is contiguous: add to the address");
+    const int64_t along[] = {int64_t(index)...};
+    int64_t offset = 0;
+#pragma unroll
+    for (int i = 0; i < int(sizeof...(Index)); ++i) offset += along[i] * stride[i];
     return data + offset;
   }
 };
@@ -40,15 +43,18 @@ DEVICE Vec16 load_global_streaming(const Vec16* p SITE) {
 #else
   Vec16 v;
   asm volatile("ld.global.cs.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.word[0]), "=r"(v.word[1]), "=r"(v.word[2]), "=r"(v.word[3]) : "l"(p));
+               : "=r"(v.word[0]), "=r"(v.word[1]), "=r"(v.word[2]), "=r"(v.word[3])
+               : "l"(p));
   return v;
 #endif
 }
 
 /// Two neighbouring numbers, rounded to T, in one store.
 template <class T> DEVICE void store_pair(T* p, float a, float b SITE) {
-  if constexpr (sizeof(T) == 4) store_global(reinterpret_cast<Pair*>(p), Pair{a, b} AT_SITE);
-  else store_global(reinterpret_cast<uint32_t*>(p), pack2<T>(a, b) AT_SITE);
+  if constexpr (sizeof(T) == 4)
+    store_global(reinterpret_cast<Pair*>(p), Pair{a, b} AT_SITE);
+  else
+    store_global(reinterpret_cast<uint32_t*>(p), pack2<T>(a, b) AT_SITE);
 }
 
 /// Two neighbouring numbers in one load.

@@ -2,13 +2,15 @@
 #pragma once
 #include "prim/mma.cuh"
 
-/// Number of leading keys that query row `m` of M sees among N: all of them, or up to the bottom-right diagonal.
+/// Number of leading keys that query row `m` of M sees among N: all of them, or up to the bottom-right
+/// diagonal.
 DEVICE int visible_keys(bool causal, int m, int M, int N) {
   int limit = causal ? m + 1 + N - M : N;
   return limit < N ? limit : N;
 }
 
-/// Hides the keys a row does not see. `row0`, `key0`: the query and key of the accumulator's first row and column.
+/// Hides the keys a row does not see. `row0`, `key0`: the query and key of the accumulator's first row and
+/// column.
 template <class Acc> DEVICE void mask_scores(Acc& r_s, bool causal, int row0, int key0, int M, int N) {
 #pragma unroll
   for (int m = 0; m < Acc::M_TILES; ++m)

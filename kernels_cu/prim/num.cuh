@@ -1,20 +1,29 @@
-// num: 16-bit floats as storage, and the conversions kernels use. Both machines round to nearest even, bit for bit.
+// num: 16-bit floats as storage, and the conversions kernels use. Both machines round to nearest even, bit
+// for bit.
 #pragma once
 #include "prim/arch.cuh"
 
-struct float16 { uint16_t bits; };
-struct bfloat16 { uint16_t bits; };
+struct float16 {
+  uint16_t bits;
+};
+struct bfloat16 {
+  uint16_t bits;
+};
 
-template <class T> struct IsBfloat16 { static constexpr bool value = false; };
-template <> struct IsBfloat16<bfloat16> { static constexpr bool value = true; };
+template <class T> struct IsBfloat16 {
+  static constexpr bool value = false;
+};
+template <> struct IsBfloat16<bfloat16> {
+  static constexpr bool value = true;
+};
 
 #if defined(CUATTN_SIMT)
 DEVICE uint16_t float16_bits(float x) {
   uint32_t u = __float_as_uint(x), sign = (u >> 16) & 0x8000u, mag = u & 0x7fffffffu;
-  if (mag > 0x7f800000u) return uint16_t(sign | 0x7e00u);                          // NaN
-  if (mag >= 0x477ff000u) return uint16_t(sign | 0x7c00u);                         // rounds past 65504
-  if (mag < 0x33000001u) return uint16_t(sign);                                    // rounds to zero
-  int shift = mag < 0x38800000u ? 126 - int(mag >> 23) : 13;                       // subnormal halves keep fewer bits
+  if (mag > 0x7f800000u) return uint16_t(sign | 0x7e00u);     // NaN
+  if (mag >= 0x477ff000u) return uint16_t(sign | 0x7c00u);    // rounds past 65504
+  if (mag < 0x33000001u) return uint16_t(sign);               // rounds to zero
+  int shift = mag < 0x38800000u ? 126 - int(mag >> 23) : 13;  // subnormal halves keep fewer bits
   uint32_t full = mag < 0x38800000u ? (mag & 0x7fffffu) | 0x800000u : mag - 0x38000000u;
   uint32_t kept = full >> shift, rest = full & ((1u << shift) - 1u), tie = 1u << (shift - 1);
   return uint16_t(sign | (kept + (rest > tie || (rest == tie && (kept & 1u)))));
@@ -53,7 +62,8 @@ DEVICE float to_float(float16 x) {
 #if defined(CUATTN_SIMT)
   uint32_t sign = uint32_t(x.bits & 0x8000u) << 16, mag = x.bits & 0x7fffu;
   if (mag >= 0x7c00u) return __uint_as_float(sign | 0x7f800000u | (mag << 13));
-  if (mag < 0x0400u) return __uint_as_float(sign | __float_as_uint(float(mag) * 5.9604644775390625e-8f));  // subnormal
+  if (mag < 0x0400u)
+    return __uint_as_float(sign | __float_as_uint(float(mag) * 5.9604644775390625e-8f));  // subnormal
   return __uint_as_float(sign | ((mag << 13) + 0x38000000u));
 #else
   float r;
@@ -76,7 +86,11 @@ DEVICE float exp2_fast(float x) {
 #endif
 }
 
-struct alignas(8) Pair { float a, b; };
+struct alignas(8) Pair {
+  float a, b;
+};
 
 /// 16 bytes as eight 16-bit numbers: the unit of every copy.
-struct alignas(16) Vec16 { uint32_t word[4]; };
+struct alignas(16) Vec16 {
+  uint32_t word[4];
+};

@@ -1,7 +1,7 @@
 // paging: where a logical row of a sequence lies in a paged cache.
 //
-// A cache is (num_pages, page_size, HKV, D), any strides; `block_table` row b lists the pages of sequence b. Entries behind a
-// sequence's last page may hold anything: they are never read.
+// A cache is (num_pages, page_size, HKV, D), any strides; `block_table` row b lists the pages of sequence b.
+// Entries behind a sequence's last page may hold anything: they are never read.
 #pragma once
 #include "prim/gmem.cuh"
 

@@ -1,4 +1,5 @@
-// smem: shared memory. A kernel declares all of it in one `struct Smem` and reaches it through `dynamic_smem<Smem>()`.
+// smem: shared memory. A kernel declares all of it in one `struct Smem` and reaches it through
+// `dynamic_smem<Smem>()`.
 #pragma once
 #include "prim/num.cuh"
 
@@ -36,8 +37,9 @@ template <class T> DEVICE void store_shared(T* p, T v SITE) {
 #endif
 }
 
-/// A tile of 16-bit elements. Rows are padded by 16 bytes: with COLS a multiple of 16, eight consecutive rows start in eight
-/// different 16-byte bank groups, so ldmatrix is free of conflicts, and addresses stay linear (no swizzle to compute).
+/// A tile of 16-bit elements. Rows are padded by 16 bytes: with COLS a multiple of 16, eight consecutive rows
+/// start in eight different 16-byte bank groups, so ldmatrix is free of conflicts, and addresses stay linear
+/// (no swizzle to compute).
 template <class T, int ROWS_, int COLS_> struct SmemTile {
   static constexpr int ROWS = ROWS_, COLS = COLS_, STRIDE = COLS_ + 8;
   static_assert(sizeof(T) == 2, "tiles hold 16-bit elements");

@@ -1,7 +1,8 @@
 // softmax: the online softmax (Milakov & Gimelshein 2018). The only one in the repository.
 //
-// A row's state is (m, l): the largest score seen and Σ e^{σ(s − m)}. When m grows, everything summed under the old m is
-// multiplied by e^{σ(m_old − m_new)}. Exponentials are taken to base 2 with σ·log₂e folded in: one fma and one ex2 a score.
+// A row's state is (m, l): the largest score seen and Σ e^{σ(s − m)}. When m grows, everything summed under
+// the old m is multiplied by e^{σ(m_old − m_new)}. Exponentials are taken to base 2 with σ·log₂e folded in:
+// one fma and one ex2 a score.
 #pragma once
 #include "prim/mma.cuh"
 
@@ -10,8 +11,8 @@ struct SoftmaxRow {
   METHOD SoftmaxRow() : m(-INFINITY), l(0.f) {}
   METHOD SoftmaxRow(float m, float l) : m(m), l(l) {}
 
-  /// The maximum to subtract. NOTE: a row that has seen no key keeps m = -inf; only the exponent uses 0 in its place, so a
-  /// first tile that is wholly masked leaves no trace.
+  /// The maximum to subtract. NOTE: a row that has seen no key keeps m = -inf; only the exponent uses 0 in
+  /// its place, so a first tile that is wholly masked leaves no trace.
   METHOD float pivot() const { return m == -INFINITY ? 0.f : m; }
 
   /// Covers scores up to `top`; returns the factor for what was summed before. σ₂ = σ·log₂e.
@@ -25,8 +26,11 @@ struct SoftmaxRow {
   /// e^{σ(s − m)}.
   METHOD float weight(float s, float sigma2) const { return exp2_fast(s * sigma2 - pivot() * sigma2); }
 
-  /// Takes in a state whose maximum may differ; returns the factors for what either has summed. Two empty states stay empty.
-  struct Factors { float mine, theirs; };
+  /// Takes in a state whose maximum may differ; returns the factors for what either has summed. Two empty
+  /// states stay empty.
+  struct Factors {
+    float mine, theirs;
+  };
   METHOD Factors merge(const SoftmaxRow& other, float sigma2) {
     float mine = raise(other.m, sigma2), theirs = exp2_fast((other.m - pivot()) * sigma2);
     l += other.l * theirs;
@@ -76,14 +80,16 @@ template <int ROWS> struct Softmax {
             state.l += r_s.tile[m][n][e];
           }
 #pragma unroll
-        for (int n = 0; n < AccO::N_TILES; ++n) r_o.tile[m][n][2 * half] *= rescale, r_o.tile[m][n][2 * half + 1] *= rescale;
+        for (int n = 0; n < AccO::N_TILES; ++n)
+          r_o.tile[m][n][2 * half] *= rescale, r_o.tile[m][n][2 * half + 1] *= rescale;
       }
   }
 
   /// Completes l over the quad.
   METHOD void finish(SITE_ONLY) {
 #pragma unroll
-    for (int m = 0; m < M_TILES; ++m) row[m][0].l = quad_sum(row[m][0].l AT_SITE), row[m][1].l = quad_sum(row[m][1].l AT_SITE);
+    for (int m = 0; m < M_TILES; ++m)
+      row[m][0].l = quad_sum(row[m][0].l AT_SITE), row[m][1].l = quad_sum(row[m][1].l AT_SITE);
   }
 
   /// O / l.
@@ -94,7 +100,8 @@ template <int ROWS> struct Softmax {
       for (int half = 0; half < 2; ++half) {
         float inverse = row[m][half].inverse_sum();
 #pragma unroll
-        for (int n = 0; n < AccO::N_TILES; ++n) r_o.tile[m][n][2 * half] *= inverse, r_o.tile[m][n][2 * half + 1] *= inverse;
+        for (int n = 0; n < AccO::N_TILES; ++n)
+          r_o.tile[m][n][2 * half] *= inverse, r_o.tile[m][n][2 * half + 1] *= inverse;
       }
   }
 };

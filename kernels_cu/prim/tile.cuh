@@ -4,8 +4,8 @@
 #include "prim/gmem.cuh"
 #include "prim/warp.cuh"
 
-/// How THREADS threads walk a tile of COLS columns: each keeps its 16-byte column and steps down the rows, so that a step is
-/// one addition. Where a row's chunks do not divide THREADS, the threads left over rest.
+/// How THREADS threads walk a tile of COLS columns: each keeps its 16-byte column and steps down the rows, so
+/// that a step is one addition. Where a row's chunks do not divide THREADS, the threads left over rest.
 template <int THREADS, int COLS> struct Walk {
   static constexpr int CHUNKS = COLS / 8, ROW_STEP = THREADS / CHUNKS;
   static_assert(ROW_STEP > 0, "a step must cover a whole row");
@@ -15,8 +15,9 @@ template <int THREADS, int COLS> struct Walk {
   METHOD bool rests() const { return THREADS % CHUNKS != 0 && row >= ROW_STEP; }
 };
 
-/// Starts copying rows of `cols` elements (a multiple of 8), `stride` elements apart, into a tile. Rows from `rows` on and
-/// columns from `cols` on become zero and are not read: whatever lies behind a tensor's end, NaN included, never enters.
+/// Starts copying rows of `cols` elements (a multiple of 8), `stride` elements apart, into a tile. Rows from
+/// `rows` on and columns from `cols` on become zero and are not read: whatever lies behind a tensor's end,
+/// NaN included, never enters.
 template <int THREADS, class T, class Tile>
 DEVICE void load_tile_async(Tile& s, const T* g, int64_t stride, int rows, int cols, int thread SITE) {
   using W = Walk<THREADS, Tile::COLS>;
@@ -33,7 +34,8 @@ DEVICE void load_tile_async(Tile& s, const T* g, int64_t stride, int rows, int c
 }
 
 /// Writes a warp's accumulator, rounded to T, into rows `row`… of a tile.
-template <class T, class Acc, class Tile> DEVICE void store_accumulator(Tile& s, int row, const Acc& acc SITE) {
+template <class T, class Acc, class Tile>
+DEVICE void store_accumulator(Tile& s, int row, const Acc& acc SITE) {
 #pragma unroll
   for (int m = 0; m < Acc::M_TILES; ++m)
 #pragma unroll
@@ -44,7 +46,8 @@ template <class T, class Acc, class Tile> DEVICE void store_accumulator(Tile& s,
                      pack2<T>(acc.tile[m][n][2 * half], acc.tile[m][n][2 * half + 1]) AT_SITE);
 }
 
-/// Copies `rows` × `cols` elements from the ROWS rows at `row0` of a tile to global memory, by THREADS threads.
+/// Copies `rows` × `cols` elements from the ROWS rows at `row0` of a tile to global memory, by THREADS
+/// threads.
 template <int THREADS, int ROWS, class T, class Tile>
 DEVICE void store_tile(T* g, int64_t stride, const Tile& s, int row0, int rows, int cols, int thread SITE) {
   using W = Walk<THREADS, Tile::COLS>;
