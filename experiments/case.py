@@ -23,7 +23,8 @@ CLOCK_SPREAD = 0.03  # the SM clock may move this much within a case before the 
 def classify(error: BaseException) -> tuple[str, str]:
     """(status, sentence) of an exception, by its classes' names: their libraries may be absent."""
     names = {kind.__name__ for kind in type(error).__mro__}
-    message = " ".join(str(error).split())[:500] or type(error).__name__
+    words = [*str(error).split()] or [type(error).__name__]
+    message = " ".join([*words, *getattr(error, "__notes__", ())])[:600]
     if names & {"MemoryError", "OutOfMemoryError"} or "cudaErrorMemoryAllocation" in message:
         return "oom", message
     if names & {"CompileError", "CompilerMissing"}:
@@ -130,7 +131,11 @@ def _counted_run(machine, subject, row) -> None:
 
 def _correct(subject, row) -> bool:
     """Compare the outputs with the reference; a row that fails is `incorrect`."""
-    verdict = subject.verdict()
+    try:
+        verdict = subject.verdict()
+    except Exception as error:
+        error.add_note("(while checking the result, not in the kernel)")
+        raise
     row |= {
         "max_err": verdict.max_err,
         "tolerance": verdict.tol,

@@ -25,6 +25,15 @@ from experiments.words import UserError
 from experiments.worker import Unavailable, Worker
 
 RUNS = Path("runs")
+NEEDED = (
+    "run_id",
+    "suite",
+    "title",
+    "request",
+    "repeat",
+    "device",
+    "cases",
+)  # of a manifest, to resume its run
 JOURNAL = "journal-0.jsonl"  # one worker, one journal; more workers will each have their own
 
 
@@ -151,15 +160,14 @@ def reopen(path: Path) -> Run:
     Raises
     ------
     StoreError
-        No readable manifest.
+        No readable manifest, or one that does not say enough.
     """
     manifest = store.read_manifest(path)
-    try:
-        cases = [Case(c["case_id"], c["params"]) for c in manifest["cases"]]
-    except (KeyError, TypeError) as error:
-        raise store.StoreError(
-            f"{path / store.MANIFEST}: has no list of cases; it cannot be resumed"
-        ) from error
+    missing = [name for name in NEEDED if name not in manifest]
+    if missing:
+        where = path / store.MANIFEST
+        raise store.StoreError(f"{where}: does not say {', '.join(missing)}, so the run cannot be resumed")
+    cases = [Case(c["case_id"], c["params"]) for c in manifest["cases"]]
     return Run(path, manifest, cases, store.read_rows(path))
 
 

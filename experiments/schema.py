@@ -27,7 +27,7 @@ STATUSES = (
     "throttled",
     "interrupted",
 )
-# What another try may change. `unsupported` and `incorrect` are answers, and a retry would only repeat them.
+# What `--retry-failed` tries again; `unsupported` is an answer, which another try would only repeat.
 RETRYABLE = frozenset({"compile_error", "oom", "cuda_error", "crash", "timeout", "throttled", "incorrect"})
 
 _STRING, _INT, _FLOAT, _BOOL = pa.string(), pa.int64(), pa.float64(), pa.bool_()

@@ -219,6 +219,15 @@ def test_a_case_without_room_still_says_what_it_would_take(cpu, monkeypatch):
     assert row["status"] == "oom" and row["modelled_scratch_bytes"] == 32 * (1 << 30) * 6
 
 
+def test_memory_that_runs_out_in_the_check_is_not_blamed_on_the_kernel(cpu, monkeypatch):
+    def full(self):
+        raise MemoryError("nothing left")
+
+    monkeypatch.setattr(subjects.Prefill, "verdict", full)
+    row = run(cpu, PREFILL)
+    assert row["status"] == "oom" and "while checking" in row["error"]
+
+
 @pytest.mark.parametrize("name, words", [("torch_flash", "CPU machine")])
 def test_a_peer_that_is_not_here_is_unsupported(cpu, name, words):
     row = run(cpu, {**PREFILL, "kernel": name})

@@ -27,7 +27,7 @@ PLANTED_CU = """
 KERNEL(32, 1) planted_nothing() {}
 KERNEL(32, 1) planted_hang() { for (volatile int x = 1; x;) {} }
 KERNEL(32, 1) planted_outside(const View<float, 3> g_lse) {
-  store_global(g_lse.at(0, 0, 0) + (1 << 24), 1.f);
+  store_global(g_lse.at(0, 0) + (1ll << 40), 1.f);
 }
 """
 PLANTED_PY = """
@@ -63,7 +63,7 @@ STATUSES = {
     "abort": ("crash", "SIGABRT while building"),
     "sleep": ("timeout", "killed after 3 s of building"),
     "hang": ("timeout", "killed after 2 s of running"),
-    "outside": ("cuda_error", "lse"),
+    "outside": ("cuda_error", "planted_outside: write of 4 bytes"),
     "nothing": ("incorrect", "NaN"),
     "hungry": ("oom", "no room"),
     "picky": ("unsupported", "dislikes"),
@@ -359,7 +359,7 @@ def test_a_read_only_folder(tmp_path, monkeypatch):
 
 def test_a_run_without_cases_cannot_be_resumed(tmp_path):
     store.write_manifest(tmp_path, {"run_id": "x"})
-    with pytest.raises(store.StoreError, match="no list of cases"):
+    with pytest.raises(store.StoreError, match="does not say suite, .*cannot be resumed"):
         runner.reopen(tmp_path)
     with pytest.raises(store.StoreError, match="is this a run"):
         runner.reopen(tmp_path / "nothing")
@@ -383,3 +383,51 @@ def test_a_run_that_kept_only_its_parquet_is_resumed_without_losing_it(tmp_path)
     runner.execute(again, Fake(), again.pending(), lambda case, row: None)
     runner.finish(again)
     assert len(store.read_runs(run.path).frame) == 2 and runner.reopen(run.path).pending() == []
+
+
+GPU_SUITE = (
+    SUITE.replace("[cpu.small]", "[gpu.small]").replace("compile_s = 3\ndeadline_s = 2", "timeout_s = 0.3")
+    + """
+[gpu.decode]
+kernels = ["paged"]
+h = 8
+hkv = 2
+d = 128
+b = 3
+n = [1, 700]
+mode = ["launch", "graph"]
+[gpu.peers]
+kernels = ["torch_math", "torch_flash", "torch_cudnn"]
+h = 8
+hkv = 2
+d = 128
+n = 512
+causal = [false, true]
+[gpu.probes]
+kernels = ["read", "copy", "mma", "empty"]
+bytes = 1048576
+flops = 1000000000
+mode = ["launch", "graph"]
+"""
+)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_rows_are_timed_and_a_fault_harms_nobody_else(tmp_path):
+    planted = plant(tmp_path / "k", ["outside", "nothing", "hungry"])
+    words = [word for path in planted for word in ("--kernel", path)]
+    run = tmp_path / "run"
+    finished("run", suite_file(tmp_path, GPU_SUITE), "--machine", "gpu", "--out", run, *words, code=1)
+    frame = store.read_runs(run).frame
+    for name, status in (("outside", "cuda_error"), ("nothing", "incorrect"), ("hungry", "oom")):
+        rows = frame[frame.kernel == name]
+        assert len(rows) and set(rows.status) == {status}, rows[["status", "error"]].values
+        assert rows.measured_time_us.isna().all()
+    peers = frame[frame.kernel.str.startswith("torch")]
+    assert set(peers.status) <= {"ok", "throttled", "unsupported"}, peers[
+        ["kernel", "status", "error"]
+    ].values
+    ours = frame[frame.kernel.isin(["flash", "paged", "read", "copy", "mma", "empty"])]
+    assert set(ours.status) <= {"ok", "throttled"}, ours[["kernel", "status", "error"]].values
+    assert (ours.measured_time_us > 0).all() and ours.measured_samples_us.notna().all()
+    assert (ours.measured_peak_pool_bytes >= ours.modelled_peak_bytes).all() and ours.registers.notna().all()

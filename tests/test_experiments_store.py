@@ -50,9 +50,7 @@ def make_run(folder: Path, rows, part: bool = True, run_id: str = "run") -> Path
 @pytest.mark.parametrize("part", [True, False])
 def test_rows_come_back_as_they_went(tmp_path, part):
     rows = [
-        row(
-            "a", max_err=math.nan, measured_time_us=math.inf, tokens=2**53 + 1, causal=True, error="naïve"
-        ),
+        row("a", max_err=math.nan, measured_time_us=math.inf, tokens=2**53 + 1, causal=True, error="naïve"),
         row("b", max_err=None, tolerance=-math.inf, measured_samples_us=[1.5, math.nan], causal=False),
         row("c", max_err=0.0, measured_samples_us=[]),
     ]
