@@ -195,12 +195,27 @@ def order_ratios(frame: pd.DataFrame) -> pd.DataFrame:
     """Time with shuffled pages over time with sorted ones, for every case that has both."""
     good = rows.ok(frame)
     good = good[(good["measured_time_us"] > 0) & (good["page_size"] > 0)]
-    key = ["run_id", "series", "mode", "device", "variant", "kernel", "what", "load", "page_size", "dtype"]
+    key = [
+        "run_id",
+        "series",
+        "mode",
+        "device",
+        "variant",
+        "kernel",
+        "what",
+        "load",
+        "b",
+        "length",
+        "page_size",
+        "dtype",
+    ]
     wide = good.pivot_table(index=key, columns="page_order", values="measured_time_us", aggfunc="median")
     if not {"sorted", "shuffled"} <= set(wide.columns):
         return pd.DataFrame(columns=[*key, "ratio"])
     wide = wide.dropna(subset=["sorted", "shuffled"])
-    return wide.assign(ratio=wide["shuffled"] / wide["sorted"]).reset_index()
+    table = wide.assign(ratio=wide["shuffled"] / wide["sorted"]).reset_index()
+    pages = [rows.count(size) for size in table["page_size"]]
+    return table.assign(shape=table["what"] + " · " + table["load"] + " · page " + pages)
 
 
 def order_cost(frame: pd.DataFrame):
@@ -209,11 +224,18 @@ def order_cost(frame: pd.DataFrame):
     if table.empty:
         return None
     table["case"] = table["variant"] + " · " + table["what"] + " · " + table["load"]
+    order = table.sort_values(["what", "b", "length"])["case"].unique().tolist()
     table["page"] = [str(int(size)) for size in table["page_size"]]
     sizes = [str(int(size)) for size in sorted(table["page_size"].unique())]
     span = max(0.05, float((table["ratio"] - 1).abs().max()) * 1.25)
     data = columns(table, "case", "page", "ratio", "sorted", "shuffled", "device", "run_id")
-    y = alt.Y(field="case", type="nominal", title=None, axis=alt.Axis(domain=False, ticks=False, grid=True))
+    y = alt.Y(
+        field="case",
+        type="nominal",
+        sort=order,
+        title=None,
+        axis=alt.Axis(domain=False, ticks=False, grid=True),
+    )
     scale = alt.Scale(domain=[1 - span, 1 + span], nice=False, zero=False)
     axis = {"title": "time with shuffled pages ÷ time with sorted pages", "scale": scale}
     viridis, legend = alt.Scale(scheme="viridis"), alt.Legend(title="page size, tokens")

@@ -37,7 +37,7 @@ def peak_over_n(frame: pd.DataFrame):
     measured = long[long["source"] == MEASURED_PEAK]
     formula, marks = alt.Chart(long[long["source"] == FORMULA]), alt.Chart(measured)
     lines = formula.mark_line(strokeWidth=1.6).encode(
-        x=x, y=y, color=colour, strokeDash=_line_legend(), detail="series:N", tooltip=tell
+        x=x, y=y, color=colour, strokeDash=_line_legend(), detail=["variant:N", "run_id:N"], tooltip=tell
     )
     points = marks.mark_point(filled=True, size=105).encode(
         x=x,
@@ -110,7 +110,7 @@ def _variant_names(long: pd.DataFrame, x, y) -> list:
         return []
     return [
         alt.Chart(ends)
-        .mark_text(align="left", dx=11, fontSize=11, color=style.SLATE)
+        .mark_text(align="right", dx=-8, dy=-9, fontSize=11, color=style.SLATE)
         .encode(x=x, y=y, text="variant:N")
     ]
 

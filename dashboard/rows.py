@@ -302,10 +302,13 @@ def lost(frame: pd.DataFrame, by: list[str]) -> pd.DataFrame:
     bad = failed(frame)
     if bad.empty:
         return pd.DataFrame(columns=[*by, "kernel", "variant", "status", "text", "error", "slot"])
-    bad = bad.groupby([*by, "kernel", "variant", "status"], sort=True, as_index=False).agg(
-        error=("error", lambda errors: " · ".join(dict.fromkeys(filter(None, errors)))[:300])
+    bad = bad.groupby([*by, "kernel", "status"], sort=True, as_index=False).agg(
+        variant=("variant", lambda names: ", ".join(dict.fromkeys(names))),
+        size=("variant", "size"),
+        error=("error", lambda errors: " · ".join(dict.fromkeys(filter(None, errors)))[:300]),
     )
-    bad["text"] = "✕ " + bad["status"].str.replace("_", " ")
+    times = [f" ×{size}" if size > 1 else "" for size in bad["size"]]
+    bad["text"] = "✕ " + bad["status"].str.replace("_", " ") + times
     bad["slot"] = bad.groupby(by).cumcount()
     return bad
 

@@ -56,7 +56,7 @@ def decode(timed, roof: float) -> None:
     chart = charts.dots(best, "gbps", "Decode, achieved GB/s", roof, "measured read ceiling")
     views.show(chart, best, "decode", "No decode case has been timed on this device in these runs.")
     if len(best) < len(frame):
-        st.caption("Pages of 16 and 64 tokens, in order; the page Paged decode shows them all.")
+        st.caption("Pages of 16 tokens, in order; the page Paged decode shows them all.")
 
 
 def probes(timed) -> None:
@@ -74,8 +74,8 @@ def probes(timed) -> None:
 
 
 def representative(frame):
-    """Page sizes that services use, pages in order; everything where a suite has neither."""
-    usual = frame[frame["page_size"].isin([16, 64]) & ((frame["order"] == "sorted") | frame["ragged"])]
+    """The page size services use most, pages in order; everything where a suite has no such rows."""
+    usual = frame[(frame["page_size"] == 16) & ((frame["order"] == "sorted") | frame["ragged"])]
     return usual if len(usual) else frame
 
 
