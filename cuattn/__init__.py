@@ -6,7 +6,14 @@ from cuattn.kernels.base import Unsupported
 from cuattn.kvcache import OutOfPages, PagedKVCache
 from cuattn.machine import Counters, DeviceError, MachineUnavailable, open_machine
 from cuattn.ops import (
-    append_kv, attention, decode, merge_states, plan_append, plan_attention, plan_decode, plan_probe,
+    append_kv,
+    attention,
+    decode,
+    merge_states,
+    plan_append,
+    plan_attention,
+    plan_decode,
+    plan_probe,
 )
 
 __all__ = [

@@ -179,45 +179,37 @@ class Repeat:
 
     def call(self, *arrays) -> tuple:
         """The outputs of the operation on these arrays, which have the signature."""
-        machine, first = self.machine, arrays[0]
-        with machine.stream(first):
-            made = {name: machine.like(first, shape, dtype) for name, (shape, dtype) in self.made.items()}
+        make, address = self.machine.maker(arrays[0])
+        with self.machine.stream(arrays[0]):
+            made = {name: make(*spec) for name, spec in self.made.items()}
             with self._lock:
                 for name, x in (*zip(self.names, arrays), *made.items()):
-                    address = machine.address(x)
+                    where = address(x)
                     for launch, i in self._slots[name]:
-                        launch.point(i, address)
+                        launch.point(i, where)
                 for launch in self.launches:
                     launch()
-        return tuple(made[name] for name in self.returns)
+        return tuple([made[name] for name in self.returns])
 
 
-_repeats: dict[tuple, Repeat] = {}
+repeats: dict[tuple, Repeat] = {}
 REMEMBERED = 1024  # signatures; beyond, all are forgotten
+
+
+def remember(key: tuple, repeat: Repeat) -> None:
+    """Keeps what the next call of this signature can reuse."""
+    if len(repeats) >= REMEMBERED:
+        repeats.clear()
+    repeats[key] = repeat
 
 
 def signature(*arrays) -> tuple | None:
     """What checks and plans read of GPU arrays; None for other arrays, whose calls are not repeated."""
-    parts = []
-    for x in arrays:
-        if hasattr(x, "data_ptr"):
-            if not x.is_cuda:
-                return None
-            parts.append((x.shape, x.stride(), x.dtype, x.data_ptr() % contract.WORD, x.device.index))
-        elif type(x).__module__.startswith("cupy"):
-            parts.append((x.shape, x.strides, x.dtype, x.data.ptr % contract.WORD))
-        else:
-            return None
-    return tuple(parts)
-
-
-def repeated(key: tuple, arrays: tuple, names: tuple[str, ...], returns: tuple[str, ...], plan) -> tuple:
-    """The outputs of `plan(*arrays)`: the first call of a signature plans, the next ones repeat it."""
-    if (known := _repeats.get(key)) is not None:
-        return known.call(*arrays)
-    planned = plan()
-    outputs = planned.run()
-    if len(_repeats) >= REMEMBERED:
-        _repeats.clear()
-    _repeats[key] = Repeat(planned, names, returns)
-    return outputs
+    kind = type(arrays[0])
+    if any(type(x) is not kind for x in arrays):
+        return None
+    if kind.__module__.startswith("cupy"):
+        return tuple([(x.shape, x.strides, x.dtype.char, x.data.ptr % contract.WORD) for x in arrays])
+    if hasattr(arrays[0], "data_ptr") and all(x.is_cuda for x in arrays):
+        return tuple([(x.shape, x.stride(), x.dtype, x.data_ptr() % contract.WORD, x.device.index) for x in arrays])
+    return None

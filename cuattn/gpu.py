@@ -5,7 +5,8 @@ import ctypes
 import struct
 import sys
 from contextlib import contextmanager, nullcontext
-from functools import cached_property
+from functools import cache, cached_property
+from operator import attrgetter
 
 import numpy as np
 
@@ -120,16 +121,17 @@ class GpuMachine:
         strides = tuple(0 if n == 1 else s for n, s in zip(shape, strides))
         return Tensor(address, shape, strides, dtype, itemsize, array)
 
-    @staticmethod
-    def address(array) -> int:
-        """Where the first element lies."""
-        return array.data_ptr() if hasattr(array, "data_ptr") else array.data.ptr
+    def maker(self, array):
+        """(make(shape, dtype), address(array)) for new arrays of the caller's kind, not initialised."""
+        if hasattr(array, "new_empty"):
+            torch = sys.modules["torch"]
+            return (lambda shape, dtype: array.new_empty(shape, dtype=getattr(torch, dtype))), _torch_address
+        empty = self.xp.empty
+        return (lambda shape, dtype: empty(shape, _numpy_dtype(dtype))), attrgetter("data.ptr")
 
     def like(self, array, shape, dtype: str):
         """A new array of the caller's kind, not initialised."""
-        if hasattr(array, "new_empty"):
-            return array.new_empty(shape, dtype=getattr(sys.modules["torch"], dtype))
-        return self.xp.empty(shape, dtype=_numpy_dtype(dtype))
+        return self.maker(array)[0](shape, dtype)
 
     # --- work
 
@@ -232,9 +234,14 @@ class GpuMachine:
         return total - free
 
 
+def _torch_address(array) -> int:
+    return array.data_ptr()
+
+
+@cache
 def _numpy_dtype(dtype):
     if dtype == "bfloat16":
         import ml_dtypes
 
-        return ml_dtypes.bfloat16
-    return dtype
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(dtype)

@@ -68,7 +68,9 @@ class TorchSubject:
     def run(self) -> None:
         torch, p = self._torch, self._params
         self._out = None  # so that its memory serves again, as in a loop over layers
-        stream = torch.cuda.ExternalStream(self._machine.xp.cuda.get_current_stream().ptr)
+        handle = self._machine.xp.cuda.get_current_stream().ptr
+        # NOTE: ExternalStream(0) is not the default stream but a new one, which no event of ours would see.
+        stream = torch.cuda.ExternalStream(handle) if handle else torch.cuda.default_stream()
         with torch.cuda.stream(stream), torch.nn.attention.sdpa_kernel(self._backend):
             try:
                 self._out = torch.nn.functional.scaled_dot_product_attention(

@@ -72,9 +72,6 @@ def serve(pipe, parent: int, machine_name: str, kernel_paths: list[str], repeat:
     while (params := _receive(pipe)) is not None:
         row = run_case(machine, params, Repeat(**repeat), kernels, lambda name: pipe.send(("phase", name)))
         pipe.send(("row", row))
-        if row["status"] == "cuda_error" and machine.name == "gpu":
-            # The context may be poisoned, and then even destructors fail at exit.
-            os._exit(0)
 
 
 def _receive(pipe):
@@ -136,7 +133,10 @@ class Worker:
                 continue  # it died idle: the case never began
         else:
             raise Unavailable("the worker dies as soon as it is idle")
-        return self._collect()
+        row = self._collect()
+        if row["status"] == "cuda_error":
+            self.stop()  # its context may be poisoned, and then even destructors fail at exit
+        return row
 
     def _collect(self) -> dict[str, Any]:
         name, allowed = "build", self.repeat.compile_s

@@ -38,6 +38,11 @@ class AttentionShape:
     causal: bool = False
 
     @property
+    def group(self) -> int:
+        """Query heads a KV head."""
+        return self.h // max(self.hkv, 1)
+
+    @property
     def visible(self) -> int:
         """Number of (query, key) pairs a head computes; causal is bottom-right aligned."""
         if not self.causal:

@@ -4,7 +4,17 @@ from __future__ import annotations
 import numpy as np
 
 from cuattn.kernels.base import (
-    ELEMENT_BYTES, MMA_ROWS, AttentionShape, Cost, Launch, Plan, Row, Unsupported, ceil_div, resolve, round_up,
+    ELEMENT_BYTES,
+    MMA_ROWS,
+    AttentionShape,
+    Cost,
+    Launch,
+    Plan,
+    Row,
+    Unsupported,
+    ceil_div,
+    resolve,
+    round_up,
 )
 
 STAGES = 2  # tiles of K and V in shared memory, as in the kernel
@@ -76,7 +86,7 @@ def cost(shape: AttentionShape, plan: Plan, lengths=None) -> Cost:
 def arguments(shape: AttentionShape, plan: Plan, t) -> list:
     return [[
         ("q", t["q"]), ("k", t["k"]), ("v", t["v"]), ("o", t["o"]), ("lse", t["lse"]),
-        ("M", np.int32(shape.m)), ("N", np.int32(shape.n)), ("GROUP", np.int32(shape.h // shape.hkv)),
+        ("M", np.int32(shape.m)), ("N", np.int32(shape.n)), ("GROUP", np.int32(shape.group)),
         ("sigma", np.float32(t["softmax_scale"])),
     ]]
 

@@ -4,7 +4,17 @@ from __future__ import annotations
 import numpy as np
 
 from cuattn.kernels.base import (
-    ELEMENT_BYTES, MMA_ROWS, Cost, DecodeShape, Launch, Plan, Row, Unsupported, ceil_div, resolve, round_up,
+    ELEMENT_BYTES,
+    MMA_ROWS,
+    Cost,
+    DecodeShape,
+    Launch,
+    Plan,
+    Row,
+    Unsupported,
+    ceil_div,
+    resolve,
+    round_up,
 )
 
 KEYS = 16  # keys of a warp's tile

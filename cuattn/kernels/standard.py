@@ -4,7 +4,17 @@ from __future__ import annotations
 import numpy as np
 
 from cuattn.kernels.base import (
-    ELEMENT_BYTES, MMA_ROWS, AttentionShape, Cost, Launch, Plan, Row, Unsupported, ceil_div, resolve, round_up,
+    ELEMENT_BYTES,
+    MMA_ROWS,
+    AttentionShape,
+    Cost,
+    Launch,
+    Plan,
+    Row,
+    Unsupported,
+    ceil_div,
+    resolve,
+    round_up,
 )
 
 PADDING, KEY_STEP, WARPS = 8, 64, 8
@@ -71,7 +81,7 @@ def cost(shape: AttentionShape, plan: Plan, lengths=None) -> Cost:
 
 def arguments(shape: AttentionShape, plan: Plan, t) -> list:
     m, n, cols = np.int32(shape.m), np.int32(shape.n), np.int32(padded_columns(shape.n))
-    h, group = np.int32(shape.h), np.int32(shape.h // shape.hkv)
+    h, group = np.int32(shape.h), np.int32(shape.group)
     bound = []
     for head0 in range(0, shape.b * shape.h, max(plan.constants["head_group"], 1)):
         first = ("head0", np.int32(head0))

@@ -1,8 +1,10 @@
 // softmax: the online softmax (Milakov & Gimelshein 2018). The only one in the repository.
 //
 // A row's state is (m, l): the largest score seen and Σ e^{σ(s − m)}. When m grows, everything summed under
-// the old m is multiplied by e^{σ(m_old − m_new)}. Exponentials are taken to base 2 with σ·log₂e folded in:
-// one fma and one ex2 a score.
+// the old m is multiplied by e^{σ(m_old − m_new)}. Exponentials are taken to base 2, with σ₂ = σ·log₂e.
+//
+// NOTE: s − m is taken before it is scaled. The usual σ₂s − σ₂m is one fma, but rounds σ₂m alone: at logits of
+// 3·10⁴ the largest weight is then 2^±0.002 instead of 1, which shows in float16.
 #pragma once
 #include "prim/mma.cuh"
 
@@ -15,7 +17,7 @@ struct SoftmaxRow {
   /// its place, so a first tile that is wholly masked leaves no trace.
   METHOD float pivot() const { return m == -INFINITY ? 0.f : m; }
 
-  /// Covers scores up to `top`; returns the factor for what was summed before. σ₂ = σ·log₂e.
+  /// Covers scores up to `top`; returns the factor for what was summed before.
   METHOD float raise(float top, float sigma2) {
     float before = m;
     m = fmaxf(m, top);
@@ -24,7 +26,7 @@ struct SoftmaxRow {
     return rescale;
   }
   /// e^{σ(s − m)}.
-  METHOD float weight(float s, float sigma2) const { return exp2_fast(s * sigma2 - pivot() * sigma2); }
+  METHOD float weight(float s, float sigma2) const { return exp2_fast((s - pivot()) * sigma2); }
 
   /// Takes in a state whose maximum may differ; returns the factors for what either has summed. Two empty
   /// states stay empty.
@@ -71,12 +73,12 @@ template <int ROWS> struct Softmax {
         for (int n = 0; n < AccS::N_TILES; ++n)
           top = fmaxf(top, fmaxf(r_s.tile[m][n][2 * half], r_s.tile[m][n][2 * half + 1]));
         SoftmaxRow& state = row[m][half];
-        float rescale = state.raise(quad_max(top AT_SITE), sigma2), shift = state.pivot() * sigma2;
+        float rescale = state.raise(quad_max(top AT_SITE), sigma2), pivot = state.pivot();
 #pragma unroll
         for (int n = 0; n < AccS::N_TILES; ++n)
 #pragma unroll
           for (int e = 2 * half; e < 2 * half + 2; ++e) {
-            r_s.tile[m][n][e] = exp2_fast(r_s.tile[m][n][e] * sigma2 - shift);
+            r_s.tile[m][n][e] = exp2_fast((r_s.tile[m][n][e] - pivot) * sigma2);
             state.l += r_s.tile[m][n][e];
           }
 #pragma unroll

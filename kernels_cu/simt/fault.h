@@ -14,7 +14,7 @@ extern "C" ssize_t write(int, const void*, size_t);
 namespace simt {
 
 struct FaultText {
-  char bytes[1024];
+  char bytes[1024] = {};
   size_t size = 5;  // room for the frame: a byte that says "fault", then the length
 
   FaultText& operator<<(const char* text) {
@@ -89,7 +89,7 @@ inline void describe_fault(FaultText& text, int signal, uintptr_t address) {
 }
 
 inline void on_fault(int signal, siginfo_t* info, void*) {
-  static FaultText text;
+  static constinit FaultText text{};
   text << machine.launch.kernel << ": ";
   describe_fault(text, signal, reinterpret_cast<uintptr_t>(info->si_addr));
   if (current) {

@@ -40,10 +40,10 @@ __forceinline__ float2 make_float2(float x, float y) { return {x, y}; }
 __forceinline__ float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 
 // ---- mathematics. NOTE: declared one by one; <cmath> costs a third of a second in every build.
-#if defined(__APPLE__)
-#define SIMT_LIBM(...) extern "C" float __VA_ARGS__
-#else
+#if defined(__GLIBC__)  // whose own declarations say noexcept, and must agree if they are there
 #define SIMT_LIBM(...) extern "C" float __VA_ARGS__ noexcept
+#else
+#define SIMT_LIBM(...) extern "C" float __VA_ARGS__
 #endif
 SIMT_LIBM(expf(float));
 SIMT_LIBM(exp2f(float));

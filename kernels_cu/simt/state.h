@@ -102,9 +102,9 @@ struct Copy {
   int bytes, source_bytes;
 };
 struct CopyQueue {
-  Copy* items = nullptr;
-  int* group_ends = nullptr;  // groups[i] is items up to group_ends[i]
-  int count = 0, capacity = 0, groups = 0, group_capacity = 0;
+  Copy* items;
+  int* group_ends;  // groups[i] is items up to group_ends[i]
+  int count, capacity, groups, group_capacity;
 };
 
 struct Fiber {
@@ -169,7 +169,7 @@ struct Machine {
   Counters counters;
   Report* report;
   Block block;
-  dim3 block_dim, grid_dim;
+  uint3 block_dim, grid_dim;  // not dim3, whose ones would put the whole machine into the file
   void* main_stack_pointer;
   void (*entry)(void*);
   void* entry_arguments;
@@ -178,8 +178,8 @@ struct Machine {
   uint64_t steps;
 };
 
-__attribute__((visibility("hidden"))) inline Machine machine;
-__attribute__((visibility("hidden"))) inline Fiber* current;
+__attribute__((visibility("hidden"))) constinit inline Machine machine{};
+__attribute__((visibility("hidden"))) constinit inline Fiber* current = nullptr;
 
 /// Appends to the report's message.
 SIMT_COLD __attribute__((format(printf, 1, 2))) void say(const char* format, ...) {
