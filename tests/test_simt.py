@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import mmap
+import os
 import threading
 from functools import lru_cache
 from pathlib import Path
@@ -227,6 +228,15 @@ def test_fresh_memory_is_nan_and_returns(forward):
     again = forward.empty(3000, np.float16)
     assert again.ctypes.data == address
     assert np.isnan(again).all()
+
+
+def test_freed_memory_goes_back_to_the_system():
+    arena = Arena(1 << 30)
+    blocks = os.fstat(arena.fd).st_blocks
+    array = arena.allocate(1 << 24, np.uint8)
+    assert os.fstat(arena.fd).st_blocks * 512 >= 1 << 24
+    del array
+    assert not hasattr(mmap, "MADV_REMOVE") or os.fstat(arena.fd).st_blocks == blocks
 
 
 def test_arena_joins_what_is_freed():

@@ -44,7 +44,7 @@ SIMT_COLD const Extent* nearest_extent(uint64_t address) {
   fail(site, "%s of %zu bytes at byte %lld of %s, which has %lld", verb, bytes, offset, e->name, size);
 }
 
-__attribute__((visibility("hidden"))) constinit inline Extent recent_extent{};  // the one the last access was in
+__attribute__((visibility("hidden"))) constinit inline Extent recent_extent{};  // of the last access
 
 SIMT_COLD void find_extent(uint64_t address, size_t bytes, Access access, Site site) {
   for (int i = 0; i < machine.launch.extent_count; ++i) {
