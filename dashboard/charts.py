@@ -69,7 +69,7 @@ def tooltips(rate: str, unit: str) -> list[alt.Tooltip]:
     ]
 
 
-def _rate_columns(rate: str) -> tuple[str, ...]:
+def rate_columns(rate: str) -> tuple[str, ...]:
     low, high, _ = RATES[rate]
     return (
         "kernel",
@@ -109,7 +109,7 @@ def dots(frame: pd.DataFrame, rate: str, words: str, ceiling: float = float("nan
     -------
     alt.Chart or None
     """
-    low, high, unit = RATES[rate]
+    unit = RATES[rate][2]
     good = rows.ok(frame)
     good = good[good[rate] > 0]
     if good.empty:
@@ -117,38 +117,35 @@ def dots(frame: pd.DataFrame, rate: str, words: str, ceiling: float = float("nan
     order = (
         frame.sort_values(["what", "mask", "ragged", "b", "length", "page_size"])["shape"].unique().tolist()
     )
-    y = alt.Y(
-        field="shape",
-        type="nominal",
-        title=None,
-        sort=order,
-        axis=alt.Axis(grid=True, domain=False, ticks=False),
-    )
-    base = alt.Chart(columns(good, *_rate_columns(rate)))
-    x = alt.X(
-        field=rate, type="quantitative", title=unit, scale=alt.Scale(zero=True), axis=alt.Axis(tickCount=8)
-    )
-    bars = base.mark_rule(strokeWidth=2).encode(
-        x=alt.X(field=low, type="quantitative", title=unit),
-        x2=alt.X2(high),
-        y=y,
-        color=style.kernel_colour(good["kernel"]),
-        opacity=style.stale_opacity(0.6),
-    )
-    points = base.mark_point(filled=True, size=95).encode(
-        x=x,
-        y=y,
-        color=style.kernel_colour(good["kernel"]),
-        shape=style.kernel_shape(good["kernel"]),
-        opacity=style.stale_opacity(),
-        tooltip=tooltips(rate, unit),
-    )
-    layers = [bars, points, *row_failures(frame, y)]
+    y = style.row_axis("shape", order)
+    layers = [*dot_layers(good, rate, y), *row_failures(frame, y)]
     if ceiling > 0:
         layers += ceiling_rule(ceiling, unit, ceiling_name)
     chart = alt.layer(*layers).properties(height=alt.Step(30), width="container")
     kind = f"measured on {rows.provenance(good)} · median; the bar spans the quartiles"
     return style.finish(chart, words, kind, summary(good, rate, words, unit))
+
+
+def dot_layers(good: pd.DataFrame, rate: str, y: alt.Y, more: tuple[str, ...] = (), tell: tuple = ()) -> list:
+    """A bar over the quartiles and a mark at the median, at each row of `y`.
+
+    `more` names columns to carry beside the usual ones, and `tell` are tooltips that precede the usual ones.
+    """
+    low, high, unit = RATES[rate]
+    base, colour = alt.Chart(columns(good, *rate_columns(rate), *more)), style.kernel_colour(good["kernel"])
+    bars = base.mark_rule(strokeWidth=2, opacity=0.6).encode(
+        x=alt.X(field=low, type="quantitative", title=unit), x2=alt.X2(high), y=y, color=colour
+    )
+    axis, scale = alt.Axis(tickCount=8), alt.Scale(zero=True)
+    points = base.mark_point(filled=True, size=95).encode(
+        x=alt.X(field=rate, type="quantitative", title=unit, scale=scale, axis=axis),
+        y=y,
+        color=colour,
+        shape=style.kernel_shape(good["kernel"]),
+        opacity=style.stale_opacity(),
+        tooltip=[*tell, *tooltips(rate, unit)],
+    )
+    return [bars, points]
 
 
 def row_failures(frame: pd.DataFrame, y) -> list:
@@ -219,7 +216,7 @@ def over_n(frame: pd.DataFrame, rate: str, words: str, ceiling: float = float("n
     if good.empty:
         return None
     table = rows.lost(drawn, ["panel", "n"])
-    data = pd.concat([columns(good, *_rate_columns(rate), "ceiling"), table], ignore_index=True)
+    data = pd.concat([columns(good, *rate_columns(rate), "ceiling"), table], ignore_index=True)
     data["stale"] = [value is True for value in data["stale"]]
     base = alt.Chart().transform_filter(f"isValid(datum.{rate})")
     x = style.log2_x("n", "N, keys", good["n"])
@@ -259,7 +256,7 @@ def over_bytes(frame: pd.DataFrame):
     if good.empty:
         return None
     good = good.assign(mode=good["mode"].replace("", "launch"))
-    data = columns(good, *_rate_columns("gbps"), "modelled_bytes")
+    data = columns(good, *rate_columns("gbps"), "modelled_bytes")
     colour, base = style.kernel_colour(good["kernel"]), alt.Chart(data)
     x = style.log_x("modelled_bytes", "bytes moved", good["modelled_bytes"], "~s")
     y = alt.Y(field="gbps", type="quantitative", title="GB/s", scale=alt.Scale(zero=True))

@@ -7,7 +7,17 @@ import numpy as np
 import pandas as pd
 
 from dashboard import rows, style
-from dashboard.charts import RATES, column_failures, columns, panels, row_failures, summary, tooltips
+from dashboard.charts import (
+    RATES,
+    column_failures,
+    columns,
+    dot_layers,
+    panels,
+    rate_columns,
+    row_failures,
+    summary,
+    tooltips,
+)
 
 FLOOR = "floor: the read probe over as many bytes, measured"
 
@@ -41,25 +51,7 @@ def over_pages(frame: pd.DataFrame, rate: str):
     good = good.assign(panel=good["what"] + " · " + good["load"])
     lost = rows.lost(drawn, ["panel", "page_size"])
     floor = "floor_gbps" if rate == "gbps" else "floor_us"
-    names = (
-        "kernel",
-        "variant",
-        "shape",
-        "dtype",
-        "panel",
-        "page_size",
-        "order",
-        rate,
-        low,
-        high,
-        "measured_n_samples",
-        "device",
-        "stale",
-        "run_id",
-        "series",
-        "mode",
-        floor,
-    )
+    names = (*rate_columns(rate), "page_size", "order", floor)
     data = pd.concat([columns(good, *names), lost], ignore_index=True)
     data["stale"] = [value is True for value in data["stale"]]
     words = "Paged decode over page size, " + ("achieved GB/s" if rate == "gbps" else "time in µs")
@@ -117,71 +109,23 @@ def ragged(frame: pd.DataFrame):
     good = good[good["measured_time_us"] > 0]
     if good.empty:
         return None
-    good = good.assign(tick=FLOOR)
-    order = drawn.sort_values(["lengths_source", "b", "page_size"])["shape"].unique().tolist()
-    y = alt.Y(
-        field="shape",
-        type="nominal",
-        sort=order,
-        title=None,
-        axis=alt.Axis(domain=False, ticks=False, grid=True),
+    y = style.row_axis(
+        "shape", drawn.sort_values(["lengths_source", "b", "page_size"])["shape"].unique().tolist()
     )
-    data = columns(
-        good,
-        "kernel",
-        "variant",
-        "shape",
-        "dtype",
-        "order",
-        "measured_time_us",
-        "time_low",
-        "time_high",
-        "measured_n_samples",
-        "device",
-        "stale",
-        "run_id",
-        "series",
-        "mode",
-        "tokens",
-        "max_len",
-        "gbps",
-        "floor_us",
-        "tick",
+    tell = (
+        style.text("order", "pages"),
+        style.number("tokens", "tokens", ","),
+        style.number("max_len", "longest", ","),
+        style.number("gbps", "GB/s"),
     )
-    base, colour = alt.Chart(data), style.kernel_colour(good["kernel"])
-    bars = base.mark_rule(strokeWidth=2).encode(
-        x=alt.X(field="time_low", type="quantitative", title="µs"), x2=alt.X2("time_high"), y=y, color=colour
-    )
-    points = base.mark_point(filled=True, size=95).encode(
-        x=alt.X(
-            field="measured_time_us",
-            type="quantitative",
-            title="µs",
-            scale=alt.Scale(zero=True),
-            axis=alt.Axis(tickCount=8),
-        ),
+    marks = dot_layers(good, "measured_time_us", y, ("order", "tokens", "max_len", "gbps"), tell)
+    floors = alt.Chart(columns(good[good["floor_us"].notna()], "shape", "floor_us"))
+    floors = floors.mark_tick(color=style.INK, thickness=2, size=20).encode(
+        x=alt.X(field="floor_us", type="quantitative", title="µs"),
         y=y,
-        color=colour,
-        shape=style.kernel_shape(good["kernel"]),
-        opacity=style.stale_opacity(),
-        tooltip=[
-            style.text("order", "pages"),
-            style.number("tokens", "tokens", ","),
-            style.number("max_len", "longest", ","),
-            style.number("gbps", "GB/s"),
-            *tooltips("measured_time_us", "µs"),
-        ],
+        tooltip=[style.number("floor_us", "floor, µs")],
     )
-    floors = (
-        base.transform_filter("isValid(datum.floor_us)")
-        .mark_tick(color=style.INK, thickness=2, size=20)
-        .encode(
-            x=alt.X(field="floor_us", type="quantitative", title="µs"),
-            y=y,
-            tooltip=[style.number("floor_us", "floor, µs")],
-        )
-    )
-    chart = alt.layer(bars, points, floors, *row_failures(drawn, y)).properties(
+    chart = alt.layer(*marks, floors, *row_failures(drawn, y)).properties(
         height=alt.Step(34), width="container"
     )
     words = "Decode of ragged batches, time in µs"
@@ -229,13 +173,7 @@ def order_cost(frame: pd.DataFrame):
     sizes = [str(int(size)) for size in sorted(table["page_size"].unique())]
     span = max(0.05, float((table["ratio"] - 1).abs().max()) * 1.25)
     data = columns(table, "case", "page", "ratio", "sorted", "shuffled", "device", "run_id")
-    y = alt.Y(
-        field="case",
-        type="nominal",
-        sort=order,
-        title=None,
-        axis=alt.Axis(domain=False, ticks=False, grid=True),
-    )
+    y = style.row_axis("case", order)
     scale = alt.Scale(domain=[1 - span, 1 + span], nice=False, zero=False)
     axis = {"title": "time with shuffled pages ÷ time with sorted pages", "scale": scale}
     viridis, legend = alt.Scale(scheme="viridis"), alt.Legend(title="page size, tokens")

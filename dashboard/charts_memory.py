@@ -6,7 +6,7 @@ import altair as alt
 import pandas as pd
 
 from dashboard import rows, style
-from dashboard.charts import column_failures, columns, tooltips
+from dashboard.charts import column_failures, columns, rate_columns, tooltips
 
 HEIGHT = 460
 MEASURED_PEAK, FORMULA = "measured peak (memory pool)", "modelled: inputs + outputs + scratch"
@@ -125,25 +125,7 @@ def pareto(frame: pd.DataFrame):
     if good.empty:
         return None
     good = good.assign(front=rows.pareto(good, "peak_gb", "tflops"))
-    data = columns(
-        good,
-        "kernel",
-        "variant",
-        "shape",
-        "dtype",
-        "peak_gb",
-        "formula_gb",
-        "tflops",
-        "tflops_low",
-        "tflops_high",
-        "measured_n_samples",
-        "device",
-        "stale",
-        "run_id",
-        "series",
-        "mode",
-        "front",
-    )
+    data = columns(good, *rate_columns("tflops"), "peak_gb", "front")
     x = style.log_x("peak_gb", "measured peak memory, GB (10⁹ bytes)", good["peak_gb"], room=1.8)
     top = alt.Scale(domain=[0, good["tflops"].max() * 1.15])
     y = alt.Y(field="tflops", type="quantitative", title="TFLOP/s", scale=top)

@@ -41,13 +41,7 @@ def counted_against_modelled(frame: pd.DataFrame):
         .mark_point(filled=False, size=110, strokeWidth=2)
         .encode(
             x=style.log_x("bytes", "bytes requested of global memory", long["bytes"], "~s"),
-            y=alt.Y(
-                field="case",
-                type="nominal",
-                sort=order,
-                title=None,
-                axis=alt.Axis(domain=False, ticks=False, grid=True),
-            ),
+            y=style.row_axis("case", order),
             color=alt.Color(
                 field="source",
                 type="nominal",

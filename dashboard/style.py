@@ -126,6 +126,12 @@ def log2_x(field: str, title: str, values) -> alt.X:
     )
 
 
+def row_axis(field: str, order: list[str]) -> alt.Y:
+    """One named row after another, in the given order."""
+    axis = alt.Axis(domain=False, ticks=False, grid=True)
+    return alt.Y(field=field, type="nominal", sort=order, title=None, axis=axis)
+
+
 def log_x(field: str, title: str, values, fmt: str = "~g", room: float = 1.4) -> alt.X:
     """Base-10 axis over at least a decade, so that near values look near; `room` is the factor kept free."""
     return alt.X(field=field, type="quantitative", title=title, **_decades(values, fmt, room))
