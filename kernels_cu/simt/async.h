@@ -36,7 +36,7 @@ SIMT_INLINE void cp_async(void* s_to, const void* g_from, int bytes, int source_
   if (source_bytes) translate(g_from, source_bytes, bytes, Access::read, site);
   machine.counters.bytes_loaded += source_bytes;
   machine.counters.bytes_async += source_bytes;
-  Copy copy{static_cast<char*>(s_to), reinterpret_cast<uint64_t>(g_from), bytes, source_bytes};
+  Copy copy{static_cast<char*>(s_to), reinterpret_cast<uint64_t>(g_from), bytes, source_bytes, site};
   if (!machine.launch.copies_late) return copy_now(copy);
   CopyQueue& queue = current->copies;
   if (queue.count == queue.capacity) [[unlikely]]

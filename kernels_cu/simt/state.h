@@ -25,7 +25,7 @@ struct dim3 {
 // NOTE: not in namespace simt, or argument-dependent lookup would find simt's functions beside those of prim/
 // of the same name.
 namespace simt_site {
-/// Where a kernel called from. As a default argument it names the caller's place, not the header's. The column
+/// Where a kernel called from. As a default argument it names the caller's place, not the header's. A column
 /// tells calls on one line apart.
 struct Site {
   const char* file;
@@ -100,6 +100,7 @@ struct Copy {
   char* to;
   uint64_t from;
   int bytes, source_bytes;
+  Site site;
 };
 struct CopyQueue {
   Copy* items;
