@@ -81,6 +81,13 @@ def test_missing_wait_shows_as_nan_in_late_mode(machine, arrays):
     np.testing.assert_array_equal(out, x[:64])
 
 
+def test_a_copy_that_nobody_waits_for_is_named(machine, arrays):
+    """Without its commit a wait does not cover it: on a GPU it may land after its memory has become something else."""
+    x, out = arrays
+    with pytest.raises(DeviceError, match=r"cp.async issued here was never waited for.*faults\.cu:\d+"):
+        launch(machine, "no_commit", block=64, smem=256, g_in=x[:64], g_out=out)
+
+
 def test_missing_barrier_before_an_overwrite_depends_on_the_schedule(machine, arrays):
     x, out = arrays
     with pytest.raises(ScheduleError) as caught:
@@ -182,6 +189,16 @@ def test_raw_dereference_is_a_report_and_nothing_is_lost(machine, arrays):
 
 
 WILD = 0x123456789000
+
+
+@pytest.mark.parametrize("entry", ["raw_read", "misaligned"])
+def test_several_processes_fail_as_one(entry):
+    machine = CpuMachine(workers=3)
+    x, out = machine.upload(np.arange(128, dtype=np.float32)), machine.empty(64, np.float32)
+    for _ in range(2):
+        assert "of g_in" in message(machine, entry, grid=7, g_in=x, g_out=out)
+        launch(machine, "no_wait", grid=7, block=64, smem=256, g_in=x[:64], g_out=out)
+    machine.close()
 
 
 @pytest.mark.parametrize("entry, args, text", [

@@ -54,6 +54,7 @@ flash(const View<const Element, 4> g_q, const View<const Element, 4> g_k, const 
   const int whole = max(visible_keys(CAUSAL, m0, M, N), 0) / BLOCK_N;
 
   load_tile_async<THREADS>(s.q, g_q.at(b, m0, h), g_q.stride[1], rows, HEAD_DIM, threadIdx.x);
+  cp_async_commit();
   if (tiles > 0) keys.start_loading(s, 0);
 
   Accumulator<WARP_M, D_PAD> r_o;

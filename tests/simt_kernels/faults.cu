@@ -14,9 +14,19 @@ KERNEL(64, 1) no_barrier_before_read(const float* g_in, float* g_out) {
 KERNEL(64, 1) no_wait(const float* g_in, float* g_out) {
   int t = threadIdx.x;
   if (t < 16) cp_async16(floats() + 4 * t, g_in + 4 * t, true);
-  cp_async_commit();  // cp_async_wait<0>() is missing
-  block_sync();
+  cp_async_commit();
+  block_sync();  // cp_async_wait<0>() is missing before this line
   store_global(g_out + t, load_shared(floats() + t));
+  block_sync();
+  cp_async_wait<0>();
+}
+
+KERNEL(64, 1) no_commit(const float* g_in, float* g_out) {
+  int t = threadIdx.x;
+  if (t < 16) cp_async16(floats() + 4 * t, g_in + 4 * t, true);  // cp_async_commit() is missing
+  cp_async_wait<0>();                                            // so this waits for nothing
+  block_sync();
+  store_global(g_out + t, 0.f);
 }
 
 KERNEL(64, 1) no_barrier_before_overwrite(const float* g_in, float* g_out) {
