@@ -70,7 +70,9 @@ class Arena:
         """
         for size in ARENA_BYTES:
             try:
-                return cls(size)
+                arena = cls(size)
+                mmap.mmap(arena.fd, size).close()  # a child needs the room twice: memory, and its addresses
+                return arena
             except OSError as error:
                 reason = error
         raise reason
