@@ -23,6 +23,8 @@ def refuse(argument: str, expected: str, got, remedy: str) -> ContractError:
 
 def rank(name: str, x, dims: str) -> None:
     """`dims` names the dimensions, as in "B, N, HKV, D"."""
+    if not hasattr(x, "shape"):
+        raise refuse(name, f"an array ({dims})", type(x).__name__, "make it a NumPy, CuPy or CUDA PyTorch array")
     if len(x.shape) != dims.count(",") + 1:
         raise refuse(name, f"shape ({dims})", f"{tuple(x.shape)}", "reshape it")
 

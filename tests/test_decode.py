@@ -203,6 +203,35 @@ def test_equal_bits_under_every_schedule(cpu, rng, randn, kernel, splits):
     check_schedules(cpu, p.run, {"o": o, "lse": lse})
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_both_machines_agree(cpu, rng, randn, kernel):
+    """The same inputs on both: no further apart than either may be from float64."""
+    cache, q = make_cache(rng, [300, 0, 77], 16, 2, 128, "bfloat16"), randn(3, 1, 8, 128, dtype="bfloat16")
+    (_, o, lse), (_, o_gpu, lse_gpu) = (run(machine, kernel, q, cache) for machine in (cpu, cuattn.open_machine("gpu")))
+    tol = cuattn.compare.check_decode(q, cache.k, cache.v, cache.table, cache.lengths, o, lse).tol
+    assert np.abs(o.astype(float) - o_gpu.astype(float)).max() <= tol
+    np.testing.assert_allclose(lse, lse_gpu, atol=1e-5, rtol=2**-21)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_captured_graph_follows_lengths(rng, randn, kernel):
+    machine = cuattn.open_machine("gpu")
+    cache, q = make_cache(rng, [100, 60], 16, 2, 64), randn(2, 1, 4, 64)
+    lengths = machine.upload(np.array([7, 60], np.int32))
+    p = cuattn.plan_decode(*(machine.upload(x) for x in (q, cache.k, cache.v, cache.table)), lengths, kernel=kernel)
+    replay = machine.capture(p.run)
+    for now in ([99, 1], [100, 0]):
+        lengths[...] = machine.upload(np.array(now, np.int32))
+        for x in p.outputs:
+            machine.poison(x)
+        replay()
+        machine.synchronize()
+        o, lse = (machine.download(x) for x in p.outputs)
+        cuattn.compare.check_decode(q, cache.k, cache.v, cache.table, np.array(now), o, lse).raise_if_bad()
+
+
 # --- merging states
 
 

@@ -213,6 +213,19 @@ def test_equal_bits_under_every_schedule(cpu, randn, kernel, causal):
     check_schedules(cpu, p.run, {"o": o, "lse": lse})
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("d, dtype", [(64, "float16"), (128, "bfloat16"), (80, "bfloat16")])
+def test_both_machines_agree(cpu, randn, kernel, d, dtype):
+    """The same inputs on both: no further apart than either may be from float64."""
+    q, k, v = (randn(1, n, 4, d, dtype=dtype) for n in (130, 200, 200))
+    results = [run(machine, kernel, q, k, v, causal=True) for machine in (cpu, cuattn.open_machine("gpu"))]
+    (p, o, lse), (_, o_gpu, lse_gpu) = results
+    verdict = cuattn.compare.check_attention(q, k, v, o, lse, causal=True, rounding=p.plan.rounding)
+    assert np.abs(o.astype(float) - o_gpu.astype(float)).max() <= verdict.tol
+    np.testing.assert_allclose(lse, lse_gpu, atol=1e-5, rtol=2**-21)
+
+
 def test_a_row_does_not_depend_on_its_batch(machine, randn):
     """Equal bits alone and in company."""
     q, k, v = (randn(3, 70, 2, 64) for _ in range(3))

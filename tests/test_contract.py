@@ -1,0 +1,175 @@
+"""What is refused, in one sentence each: argument, expected, got, what to do. Nothing is computed silently wrong."""
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import cuattn
+
+
+def refused(match: str, call, *args, kind=cuattn.ContractError, **options) -> None:
+    with pytest.raises(kind, match=match) as caught:
+        call(*args, **options)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.fixture
+def qkv(randn):
+    return randn(1, 4, 4, 64), randn(1, 6, 2, 64), randn(1, 6, 2, 64)
+
+
+@pytest.fixture
+def paged(randn):
+    table, lengths = np.array([[1, 0]], np.int32), np.array([20], np.int32)
+    return [randn(1, 1, 4, 64), randn(2, 16, 2, 64), randn(2, 16, 2, 64), table, lengths]
+
+
+def test_ranks_and_shapes(qkv, randn):
+    q, k, v = qkv
+    refused(r"q: expected shape \(B, M, H, D\), got \(4, 4, 64\); reshape it", cuattn.attention, q[0], k, v)
+    refused(r"k: expected shape \(B, N, HKV, D\)", cuattn.attention, q, k[0], v)
+    refused("k.shape: expected .* as q", cuattn.attention, q, randn(1, 6, 2, 128), randn(1, 6, 2, 128))
+    refused("k.shape: expected .* as q", cuattn.attention, q, randn(2, 6, 2, 64), randn(2, 6, 2, 64))
+    refused("v.shape: expected .* as k has, got", cuattn.attention, q, k, v[:, :5])
+
+
+@pytest.mark.parametrize("d", [4, 12, 111, 264])
+def test_head_dims(randn, d):
+    x = randn(1, 4, 2, d)
+    refused(f"head dim: expected a multiple of 8 up to 256 for kernel 'flash', got {d}; pad", cuattn.attention, x, x, x)
+
+
+def test_heads_that_do_not_divide(randn):
+    q, k = randn(1, 4, 5, 64), randn(1, 4, 2, 64)
+    refused("q: expected a number of heads that k's 2 divide, got 5; check", cuattn.attention, q, k, k)
+
+
+def test_dtypes(qkv):
+    q, k, v = qkv
+    refused("q: expected dtype float16 or bfloat16, got float32; convert it first", cuattn.attention,
+            *(x.astype("float32") for x in qkv))
+    refused("k.dtype: expected float16 as q has, got bfloat16", cuattn.attention, q, k.astype("bfloat16"), v)
+
+
+def test_what_is_no_array(qkv):
+    q, k, v = qkv
+    refused(r"k: expected an array \(B, N, HKV, D\), got list; make it", cuattn.attention, q, k.tolist(), v)
+    refused("k: expected a NumPy array as q is, got Elsewhere; bring all arrays to one side", cuattn.attention, q,
+            Elsewhere(k), v)
+    refused("q: expected a NumPy, CuPy or CUDA PyTorch array, got Elsewhere; convert it", cuattn.attention,
+            *(Elsewhere(x) for x in qkv))
+
+
+class Elsewhere:
+    """An array that lies where no kernel can reach it, as a PyTorch tensor on the host does."""
+
+    def __init__(self, array):
+        self.shape, self.is_cuda = array.shape, False
+
+
+def test_layout(randn):
+    """(B, H, N, D) given where (B, N, H, D) is meant: refused with both readings."""
+    q = randn(1, 2, 300, 64)
+    refused(r"layout: q of shape \(1, 2, 300, 64\) reads as \(B=1, M=2, H=300, D=64\), or as \(B=1, H=2, M=300, D=64\); "
+            "say layout='bshd' or layout='bhsd'", cuattn.attention, q, q, q)
+    refused("layout: expected 'bshd' or 'bhsd', got 'sbhd'; choose one", cuattn.attention, q, q, q, layout="sbhd")
+    assert cuattn.attention(q, q, q, layout="bhsd").shape == q.shape
+
+
+@pytest.mark.parametrize("scale", [0, -1.0, float("nan"), float("inf"), "large"])
+def test_softmax_scale(qkv, scale):
+    refused("softmax_scale: expected a positive number, got .*; leave it out", cuattn.attention, *qkv, softmax_scale=scale)
+
+
+def test_strides(cpu, randn):
+    wide = cpu.upload(randn(1, 6, 2, 65))
+    refused("k: expected rows aligned to 16 bytes .*make a contiguous copy", cuattn.attention,
+            cpu.upload(randn(1, 6, 2, 64)), wide[..., :64], wide[..., :64])
+    refused("contiguous last dimension", cuattn.attention, *(cpu.upload(randn(1, 6, 64, 2)).swapaxes(2, 3),) * 3,
+            kind=ValueError)
+
+
+def test_out(qkv, randn):
+    refused("out: expected .* as the result has", cuattn.attention, *qkv, out=randn(1, 5, 4, 64))
+    refused("out: expected .* as the result has", cuattn.attention, *qkv, out=randn(1, 4, 4, 64, dtype="bfloat16"))
+    out = np.empty_like(qkv[0])
+    assert cuattn.attention(*qkv, out=out) is out
+    np.testing.assert_array_equal(out, cuattn.attention(*qkv))
+
+
+def test_kernels_and_constants(qkv):
+    refused("kernel: 'flahs' is not a prefill kernel; choose one of flash, standard", cuattn.attention, *qkv,
+            kernel="flahs", kind=ValueError)
+    refused("kernel: 'paged' is not a prefill kernel", cuattn.attention, *qkv, kernel="paged", kind=ValueError)
+    refused("constants: 'block_k' is not a tunable of this kernel", cuattn.attention, *qkv, constants={"block_k": 3},
+            kind=cuattn.Unsupported)
+    refused(r"block_m must be a multiple of 16·warps", cuattn.attention, *qkv, constants={"block_m": 40},
+            kind=cuattn.Unsupported)
+    refused("need .* bytes of shared memory, cpu grants", cuattn.attention, *qkv, constants={"block_n": 1024},
+            kind=cuattn.Unsupported)
+
+
+def test_page_tables_and_lengths(paged):
+    q, k, v, table, lengths = paged
+    refused(r"cache_seqlens\[0\]: expected 0 to 32, what 2 pages of 16 hold, got 33", cuattn.decode, q, k, v, table, lengths + 13)
+    refused(r"cache_seqlens\[0\]: expected 0 to 32, .*got -1", cuattn.decode, q, k, v, table, lengths * 0 - 1)
+    bad = np.array([[1, 2]], np.int32)
+    refused(r"block_table\[0, 1\]: expected a page number below 2, got 2; mend the table", cuattn.decode, q, k, v, bad, lengths)
+    bad = np.array([[-1, 0]], np.int32)
+    refused(r"block_table\[0, 0\]: expected a page number below 2, got -1", cuattn.decode, q, k, v, bad, lengths)
+    unused = np.array([[1, 0, 2147480000, -1]], np.int32)
+    np.testing.assert_array_equal(cuattn.decode(q, k, v, unused, lengths), cuattn.decode(*paged))
+
+
+def test_paged_shapes_and_dtypes(paged, randn):
+    q, k, v, table, lengths = paged
+    refused(r"q: expected one query a sequence, \(B, 1, H, D\), got \(1, 2, 4, 64\)", cuattn.decode, randn(1, 2, 4, 64), k, v, table, lengths)
+    refused("block_table: expected dtype int32, got int64; convert it first", cuattn.decode, q, k, v, table.astype("int64"), lengths)
+    refused("cache_seqlens: expected dtype int32, got int64", cuattn.decode, q, k, v, table, lengths.astype("int64"))
+    refused("block_table rows: expected 1 as q has, got 2", cuattn.decode, q, k, v, np.vstack([table, table]), lengths)
+    refused("v_cache.shape: expected .* as k_cache has", cuattn.decode, q, k, v[:, :8], table, lengths)
+    refused("k_cache head dim: expected 64 as q has, got 128", cuattn.decode, q, randn(2, 16, 2, 128), randn(2, 16, 2, 128), table, lengths)
+    refused("cache_seqlens.shape: expected", cuattn.decode, q, k, v, table, np.array([20, 3], np.int32))
+
+
+@pytest.mark.gpu
+def test_values_on_a_gpu_are_checked_on_request(paged, monkeypatch):
+    machine = cuattn.open_machine("gpu")
+    paged[4] = paged[4] + np.int32(13)
+    on_gpu = [machine.upload(x) for x in paged]
+    monkeypatch.setenv("CUATTN_CHECK", "1")
+    refused(r"cache_seqlens\[0\]: expected 0 to 32", cuattn.decode, *on_gpu)
+
+
+@pytest.mark.gpu
+def test_arrays_of_two_sides(qkv):
+    machine = cuattn.open_machine("gpu")
+    q, k, v = qkv
+    refused("k: expected a NumPy array as q is, got ndarray; bring all arrays to one side", cuattn.attention, q, machine.upload(k), v)
+
+
+@pytest.mark.gpu
+def test_a_repeated_call_sees_its_own_arrays(qkv):
+    """Calls of one signature share their launches, not their results."""
+    machine = cuattn.open_machine("gpu")
+    first = [machine.upload(x) for x in qkv]
+    second = [machine.upload(x[:, ::-1].copy()) for x in qkv]
+    outs = [cuattn.attention(*arrays) for arrays in (first, second, first)]
+    machine.synchronize()
+    a, b, c = (machine.download(o) for o in outs)
+    np.testing.assert_array_equal(a, c)
+    np.testing.assert_allclose(a[:, ::-1].astype(float), b.astype(float), atol=2e-3)
+
+
+@pytest.mark.gpu
+def test_pytorch_tensors_and_streams(qkv):
+    """Results come as tensors, in order on PyTorch's current stream, from a captured graph too."""
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    tensors = [torch.from_numpy(x).cuda() for x in qkv]
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        o = cuattn.attention(*(2 * t for t in tensors), softmax_scale=0.03125)
+        doubled = 2 * o
+    stream.synchronize()
+    expected, _ = cuattn.reference.attention(2 * qkv[0], 2 * qkv[1], 2 * qkv[2], softmax_scale=0.03125)
+    np.testing.assert_allclose(doubled.cpu().numpy().astype(float), 2 * expected, atol=2e-2)
