@@ -55,6 +55,7 @@ class Planned:
     builds: tuple
     tensors: dict[str, Tensor]
     launches: list
+    arguments: list  # of each launch: [(name in the kernel, value)]
     made: dict[str, tuple] = field(default_factory=dict)
     lengths: Any = None
     copies_in: list = field(default_factory=list)
@@ -156,12 +157,11 @@ class Binding:
         for name, (extent, dtype) in plan.scratch.items():
             self.output(name, extent, dtype)
         bound = row.arguments(shape, plan, {**self.tensors, **scalars})
-        launches = [
-            machine.prepare(built, launch.grid, launch.block, launch.smem_bytes, args)
-            for launch, built, args in zip(plan.launches, builds, bound) if all(launch.grid)
-        ]
-        return Planned(row, shape, plan, machine, outputs, builds, self.tensors, launches, self.made, lengths,
-                       self.copies_in, self.copies_out, self.first)
+        work = [(launch, built, args) for launch, built, args in zip(plan.launches, builds, bound) if all(launch.grid)]
+        launches = [machine.prepare(built, launch.grid, launch.block, launch.smem_bytes, args)
+                    for launch, built, args in work]
+        return Planned(row, shape, plan, machine, outputs, builds, self.tensors, launches, [args for *_, args in work],
+                       self.made, lengths, self.copies_in, self.copies_out, self.first)
 
 
 class Repeat:
@@ -174,8 +174,12 @@ class Repeat:
         self.machine, self.launches, self.made = planned.machine, planned.launches, planned.made
         self.names, self.returns = names, returns
         self._lock = threading.Lock()  # the launches' argument buffers are shared
-        self._slots = {name: [(launch, i) for launch in self.launches for i in launch.slots(name)]
-                       for name in (*names, *self.made)}
+        # NOTE: by identity; a kernel's name for an argument may be another than the operation's (o, or a part of it).
+        self._slots = {
+            name: [(launch, i) for launch, args in zip(planned.launches, planned.arguments)
+                   for i, (_, value) in enumerate(args) if value is planned.tensors[name]]
+            for name in (*names, *self.made)
+        }
 
     def call(self, *arrays) -> tuple:
         """The outputs of the operation on these arrays, which have the signature."""

@@ -39,6 +39,16 @@ def _import_cupy():
     return cupy
 
 
+class _Foreign:
+    """Speaks the CUDA stream protocol for a stream that is only a number."""
+
+    def __init__(self, handle: int):
+        self._handle = handle
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self._handle
+
+
 class GpuLaunch:
     """A kernel, its grid and its packed arguments. NOTE: straight to the driver; a RawKernel call costs several times more."""
 
@@ -48,15 +58,9 @@ class GpuLaunch:
         self._stream, self._function, self._launch = current_stream, function, launchKernel
         self._where = (function.ptr, *grid, block, 1, 1, smem_bytes)
         packed = pack(args)
-        self._names = [name for name, _ in packed]
-        self._tensors = {name for name, value in args if isinstance(value, Tensor)}
         self._buffers = [ctypes.create_string_buffer(raw, len(raw)) for _, raw in packed]
         self._pointers = (ctypes.c_void_p * max(len(packed), 1))(*(ctypes.addressof(b) for b in self._buffers))
         self._arguments = ctypes.addressof(self._pointers)
-
-    def slots(self, name: str) -> list[int]:
-        """Positions of the array arguments of that name."""
-        return [i for i, known in enumerate(self._names) if known == name and name in self._tensors]
 
     def point(self, i: int, address: int) -> None:
         """Sets the address of array argument `i`; the driver copies arguments when it launches."""
@@ -138,9 +142,15 @@ class GpuMachine:
     def stream(self, array=None):
         """The caller's current stream: PyTorch's if `array` is a PyTorch tensor, else CuPy's."""
         if array is not None and hasattr(array, "data_ptr"):
-            handle = sys.modules["torch"].cuda.current_stream(array.device).cuda_stream
-            return self.xp.cuda.ExternalStream(handle)
+            return self._foreign(sys.modules["torch"].cuda.current_stream(array.device).cuda_stream)
         return nullcontext()
+
+    @cache
+    def _foreign(self, handle: int):
+        """CuPy's stream for a stream that someone else made."""
+        if not handle:
+            return self.xp.cuda.Stream.null
+        return self.xp.cuda.Stream.from_external(_Foreign(handle))
 
     def prepare(self, built, grid, block: int, smem_bytes: int, args) -> GpuLaunch:
         """A launch with these arguments; everything that can be done once is done here."""

@@ -354,7 +354,7 @@ def plan_probe(machine: Machine, kernel: str, *, bytes: int = 0, flops: int = 0,
     bound = row.arguments(shape, plan, tensors)
     launches = [machine.prepare(built, launch.grid, launch.block, launch.smem_bytes, args)
                 for launch, built, args in zip(plan.launches, builds, bound)]
-    return Planned(row, shape, plan, machine, tuple(buffers.values()), builds, tensors, launches)
+    return Planned(row, shape, plan, machine, tuple(buffers.values()), builds, tensors, launches, bound)
 
 
 def _fill(machine: Machine, array) -> None:

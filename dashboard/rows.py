@@ -273,7 +273,7 @@ def floor_us(frame: pd.DataFrame, everything: pd.DataFrame) -> np.ndarray:
     """
     probe = ok(everything)
     probe = probe[
-        (probe["kernel"] == "read") & (probe["modelled_bytes"] > 0) & (probe["measured_time_us"] > 0)
+        (probe["kernel"] == "read") & (probe["bytes"] > 0) & (probe["measured_time_us"] > 0)
     ]
     out = np.full(len(frame), np.nan)
     for (device, mode), places in frame.reset_index(drop=True).groupby(["device", "mode"]).indices.items():
@@ -281,7 +281,7 @@ def floor_us(frame: pd.DataFrame, everything: pd.DataFrame) -> np.ndarray:
         same = same[same["mode"] == mode] if (same["mode"] == mode).any() else same
         if same.empty:
             continue
-        curve = same.groupby("modelled_bytes")["measured_time_us"].min()
+        curve = same.groupby(same["bytes"].astype("float64"))["measured_time_us"].min()  # of several ways to read
         wanted = frame["modelled_bytes"].to_numpy()[places]
         time = np.exp(np.interp(np.log(wanted), np.log(curve.index), np.log(curve.to_numpy())))
         out[places] = time * wanted / np.clip(wanted, curve.index[0], curve.index[-1])

@@ -162,6 +162,20 @@ def test_a_repeated_call_sees_its_own_arrays(qkv):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("tokens", [20, 2000])
+def test_a_repeated_decode_sees_its_own_cache(randn, tokens):
+    """With and without partial results in between."""
+    machine = cuattn.open_machine("gpu")
+    pages = -(-tokens // 16)
+    table, lengths = np.arange(pages, dtype=np.int32)[None], np.array([tokens], np.int32)
+    for _ in range(3):
+        arrays = [randn(1, 1, 4, 64), randn(pages, 16, 2, 64), randn(pages, 16, 2, 64), table, lengths]
+        o, lse = cuattn.decode(*(machine.upload(x) for x in arrays), return_lse=True)
+        machine.synchronize()
+        cuattn.compare.check_decode(*arrays, machine.download(o), machine.download(lse)).raise_if_bad()
+
+
+@pytest.mark.gpu
 def test_pytorch_tensors_and_streams(qkv):
     """Results come as tensors, in order on PyTorch's current stream, from a captured graph too."""
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
