@@ -172,28 +172,28 @@ class Repeat:
 
     def __init__(self, planned: Planned, names: tuple[str, ...], returns: tuple[str, ...]):
         self.machine, self.launches, self.made = planned.machine, planned.launches, planned.made
-        self.names, self.returns = names, returns
         self._lock = threading.Lock()  # the launches' argument buffers are shared
+        self._made = tuple(self.made.values())
+        self._returned = [list(self.made).index(name) for name in returns]
         # NOTE: by identity; a kernel's name for an argument may be another than the operation's (o, or a part of it).
-        self._slots = {
-            name: [(launch, i) for launch, args in zip(planned.launches, planned.arguments)
-                   for i, (_, value) in enumerate(args) if value is planned.tensors[name]]
+        self._slots = [
+            [launch.slot(i) for launch, args in zip(planned.launches, planned.arguments)
+             for i, (_, value) in enumerate(args) if value is planned.tensors[name]]
             for name in (*names, *self.made)
-        }
+        ]
 
-    def call(self, *arrays) -> tuple:
+    def call(self, *arrays) -> list:
         """The outputs of the operation on these arrays, which have the signature."""
         make, address = self.machine.maker(arrays[0])
         with self.machine.stream(arrays[0]):
-            made = {name: make(*spec) for name, spec in self.made.items()}
+            made = [make(shape, dtype) for shape, dtype in self._made]
             with self._lock:
-                for name, x in (*zip(self.names, arrays), *made.items()):
-                    where = address(x)
-                    for launch, i in self._slots[name]:
-                        launch.point(i, where)
+                for slots, x in zip(self._slots, (*arrays, *made)):
+                    for set_address, buffer in slots:
+                        set_address(buffer, 0, address(x))
                 for launch in self.launches:
                     launch()
-        return tuple([made[name] for name in self.returns])
+        return [made[i] for i in self._returned]
 
 
 repeats: dict[tuple, Repeat] = {}
@@ -210,9 +210,9 @@ def remember(key: tuple, repeat: Repeat) -> None:
 def signature(*arrays) -> tuple | None:
     """What checks and plans read of GPU arrays; None for other arrays, whose calls are not repeated."""
     kind = type(arrays[0])
-    if any(type(x) is not kind for x in arrays):
+    if len({type(x) for x in arrays}) > 1:
         return None
-    if kind.__module__.startswith("cupy"):
+    if kind.__module__ == "cupy":
         return tuple([(x.shape, x.strides, x.dtype.char, x.data.ptr % contract.WORD) for x in arrays])
     if hasattr(arrays[0], "data_ptr") and all(x.is_cuda for x in arrays):
         return tuple([(x.shape, x.stride(), x.dtype, x.data_ptr() % contract.WORD, x.device.index) for x in arrays])

@@ -62,9 +62,9 @@ class GpuLaunch:
         self._pointers = (ctypes.c_void_p * max(len(packed), 1))(*(ctypes.addressof(b) for b in self._buffers))
         self._arguments = ctypes.addressof(self._pointers)
 
-    def point(self, i: int, address: int) -> None:
-        """Sets the address of array argument `i`; the driver copies arguments when it launches."""
-        ADDRESS.pack_into(self._buffers[i], 0, address)
+    def slot(self, i: int):
+        """(set, buffer) such that set(buffer, 0, address) moves argument `i`; the driver copies arguments as it launches."""
+        return ADDRESS.pack_into, self._buffers[i]
 
     def __call__(self) -> None:
         self._launch(*self._where, self._stream().ptr, self._arguments, 0)
@@ -78,6 +78,7 @@ class GpuMachine:
     def __init__(self):
         self.xp = _import_cupy()
         self._modules: dict[str, object] = {}
+        self._pool = None
         runtime = self.xp.cuda.runtime
         self.index = runtime.getDevice()
         p = runtime.getDeviceProperties(self.index)
@@ -231,12 +232,20 @@ class GpuMachine:
     # --- footprint
 
     def reset_peak(self) -> None:
-        """Empties the pool, so that `peak_pool_bytes` counts from what is held now."""
+        """Starts a fresh memory pool, so that `peak_pool_bytes` counts what is allocated from now on.
+
+        A pool that has served before hands out pieces of what it already holds, and its size says nothing.
+        """
         self.xp.get_default_memory_pool().free_all_blocks()
+        if self._pool is not None:
+            self._pool.free_all_blocks()
+        self._pool = self.xp.cuda.MemoryPool()
+        self.xp.cuda.set_allocator(self._pool.malloc)
 
     def peak_pool_bytes(self) -> int:
-        """Bytes CuPy's pool holds, used or cached: since `reset_peak`, its high-water mark."""
-        return self.xp.get_default_memory_pool().total_bytes()
+        """High-water mark of CuPy's pool, in bytes, since `reset_peak`."""
+        pool = self.xp.get_default_memory_pool() if self._pool is None else self._pool
+        return pool.total_bytes()
 
     def used_bytes(self) -> int:
         """Bytes of the device in use by everyone."""

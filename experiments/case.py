@@ -77,16 +77,17 @@ def _attempt(machine, params, repeat, kernels, phase, row) -> None:
     gpu = machine.name == "gpu"
     entry = kernels[params["kernel"]]
     row |= costs.describe(params, entry, machine.device)  # first, so that a case without room still has them
-    held = _fresh_pool(machine) if gpu else 0
-    subject = subjects.make(machine, params, entry, lambda: _fresh_pool(machine) if gpu else 0)
+    if gpu:
+        _fresh_pool(machine)
+    subject = subjects.make(machine, params, entry, lambda: _fresh_pool(machine) if gpu else None)
     try:
         row |= subject.columns()
-        _judge(machine, params, subject, repeat, phase, held, row)
+        _judge(machine, params, subject, repeat, phase, row)
     finally:
         subject.close()
 
 
-def _judge(machine, params, subject, repeat, phase, held: int, row) -> None:
+def _judge(machine, params, subject, repeat, phase, row) -> None:
     """Run, check, and on a GPU time and check again."""
     gpu = machine.name == "gpu"
     subject.poison()
@@ -97,7 +98,9 @@ def _judge(machine, params, subject, repeat, phase, held: int, row) -> None:
     _counted_run(machine, subject, row)
     if gpu:
         row |= {
-            "measured_peak_pool_bytes": machine.peak_pool_bytes() - held + subject.outside_bytes(),
+            "measured_peak_pool_bytes": (
+                subject.input_bytes() + machine.peak_pool_bytes() + subject.outside_bytes()
+            ),
             "measured_device_used_bytes": machine.used_bytes(),
         }
     if not _correct(subject, row) or not gpu:
@@ -109,11 +112,10 @@ def _judge(machine, params, subject, repeat, phase, held: int, row) -> None:
     _correct(subject, row)
 
 
-def _fresh_pool(machine) -> int:
-    """Give back what the memory pool only caches; returns the bytes it still holds."""
+def _fresh_pool(machine) -> None:
+    """Forget temporaries, and count memory from here."""
     gc.collect()
     machine.reset_peak()
-    return machine.peak_pool_bytes()
 
 
 def _counted_run(machine, subject, row) -> None:

@@ -89,6 +89,9 @@ class TorchSubject:
     def columns(self) -> dict[str, Any]:
         return {}
 
+    def input_bytes(self) -> int:
+        return sum(array.nbytes for array in self._arrays.values())
+
     def outside_bytes(self) -> int:
         """Most bytes PyTorch held beyond the inputs: output and workspace."""
         return self._torch.cuda.max_memory_allocated() - self._before
