@@ -159,3 +159,10 @@ def test_without_a_compiler_the_sentence_says_what_to_install(monkeypatch):
             compiler.host_compiler()
     finally:
         compiler.host_compiler.cache_clear()
+
+
+def test_the_ladder_in_the_readme_is_todays():
+    from cuattn.kernels.__main__ import updated
+
+    text = (KERNELS / "README.md").read_text(encoding="utf-8")
+    assert updated(text) == text, "run: python -m cuattn.kernels"

@@ -16,7 +16,7 @@ def _rows_of(module) -> tuple[Row, ...]:
 def _discover() -> dict[str, Row]:
     found: dict[str, Row] = {}
     for info in sorted(pkgutil.iter_modules(__path__), key=lambda info: info.name):
-        if info.name != "base":
+        if info.name != "base" and not info.name.startswith("_"):
             for row in _rows_of(importlib.import_module(f"{__name__}.{info.name}")):
                 found[row.name] = row
     return found

@@ -1,0 +1,30 @@
+"""`python -m cuattn.kernels`: writes the ladder, one line a kernel, into kernels_cu/README.md between its markers."""
+from __future__ import annotations
+
+from cuattn.kernels import ROWS
+from cuattn.paths import KERNELS
+
+BEGIN, END = "<!-- ladder: python -m cuattn.kernels -->\n", "<!-- end of ladder -->"
+STEPS = {"prefill": "Prefill", "decode": "Decode", "cache": "The cache", "probe": "The device itself"}
+
+
+def table() -> str:
+    """The rows by family, in the order in which they make sense to a reader."""
+    lines = ["| kernel | file | runs on | what it teaches |", "| --- | --- | --- | --- |"]
+    for family, title in STEPS.items():
+        lines.append(f"| **{title}** | | | |")
+        for row in sorted(ROWS.values(), key=lambda row: (row.name != "standard", row.name)):
+            if row.family == family:
+                lines.append(f"| `{row.name}` | [{row.file}]({row.file}) | {', '.join(row.archs)} | {row.teaches} |")
+    return "\n".join(lines) + "\n"
+
+
+def updated(text: str) -> str:
+    """The README's text with today's table."""
+    before, rest = text.split(BEGIN)
+    return before + BEGIN + table() + END + rest.split(END)[1]
+
+
+if __name__ == "__main__":
+    readme = KERNELS / "README.md"
+    readme.write_text(updated(readme.read_text(encoding="utf-8")), encoding="utf-8")
