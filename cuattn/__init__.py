@@ -17,7 +17,8 @@ from cuattn.ops import (
 )
 
 __all__ = [
-    "CompileError", "CompilerMissing", "ContractError", "Counters", "DeviceError", "MachineUnavailable", "OutOfPages",
-    "PagedKVCache", "Unsupported", "append_kv", "attention", "compare", "decode", "devices", "kernels", "merge_states",
-    "open_machine", "plan_append", "plan_attention", "plan_decode", "plan_probe", "reference", "timing",
+    "CompileError", "CompilerMissing", "ContractError", "Counters", "DeviceError", "MachineUnavailable",
+    "OutOfPages", "PagedKVCache", "Unsupported", "append_kv", "attention", "compare", "decode", "devices",
+    "kernels", "merge_states", "open_machine", "plan_append", "plan_attention", "plan_decode", "plan_probe",
+    "reference", "timing",
 ]

@@ -1,7 +1,8 @@
 """An operation bound to its arrays: the plan and binaries once a shape, the launches once a call.
 
-`Binding` turns a call's arrays into tensors of one machine and makes a `Planned`, whose `run` only launches. `Repeat` keeps
-what a GPU call of the same signature decided, so that the next one only allocates its results, sets addresses and launches.
+`Binding` turns a call's arrays into tensors of one machine and makes a `Planned`, whose `run` only launches.
+`Repeat` keeps what a GPU call of the same signature decided, so that the next one only allocates its results,
+sets addresses and launches.
 """
 from __future__ import annotations
 
@@ -24,16 +25,18 @@ def resolve(row: Row, shape, device, constants: tuple) -> tuple[Plan, tuple]:
     plan = row.plan(shape, device, dict(constants))
     target = device.arch
     if not row.runs_on(target):
-        raise Unsupported(f"kernel '{row.name}' runs on {', '.join(row.archs)}, and this device is {target}; choose another")
-    return plan, tuple(compiler.build(launch.file, launch.entry, launch.constants, target) for launch in plan.launches)
+        raise Unsupported(f"kernel '{row.name}' runs on {', '.join(row.archs)}, and this device is {target}; "
+                          "choose another")
+    return plan, tuple(compiler.build(launch.file, launch.entry, launch.constants, target)
+                       for launch in plan.launches)
 
 
 @dataclass
 class Planned:
     """An operation bound to its arrays: `run()` only launches.
 
-    On the CPU machine plain NumPy arrays are copied in before and out after each run; arrays made by the machine are used
-    where they are.
+    On the CPU machine plain NumPy arrays are copied in before and out after each run; arrays made by the
+    machine are used where they are.
 
     Parameters
     ----------
@@ -86,7 +89,10 @@ class Planned:
 
     @property
     def build_info(self) -> dict[str, int]:
-        """The largest register count and the sum of spilled bytes over the launches; empty on the CPU machine."""
+        """The largest register count and the sum of spilled bytes over the launches.
+
+        Empty on the CPU machine.
+        """
         if any(built.registers is None for built in self.builds):
             return {}
         return {"registers": max((b.registers for b in self.builds), default=0),
@@ -100,12 +106,13 @@ class Binding:
         foreign = [name for name, x in arrays.items() if not isinstance(x, np.ndarray)]
         if foreign and len(foreign) < len(arrays):
             inside = next(name for name in arrays if name not in foreign)
-            raise contract.refuse(foreign[0], f"a NumPy array as {inside} is", type(arrays[foreign[0]]).__name__,
-                                  "bring all arrays to one side")
+            raise contract.refuse(foreign[0], f"a NumPy array as {inside} is",
+                                  type(arrays[foreign[0]]).__name__, "bring all arrays to one side")
         for name in foreign:
             x = arrays[name]
             if not (hasattr(x, "__cuda_array_interface__") or getattr(x, "is_cuda", False)):
-                raise contract.refuse(name, "a NumPy, CuPy or CUDA PyTorch array", type(x).__name__, "convert it")
+                raise contract.refuse(name, "a NumPy, CuPy or CUDA PyTorch array", type(x).__name__,
+                                      "convert it")
         self.first = next(iter(arrays.values()))
         self.machine = open_machine("gpu" if foreign else "cpu")
         self.copies_in, self.copies_out = [], []
@@ -131,12 +138,14 @@ class Binding:
         if given is None or (self._host() and not self.machine.owns(given)):
             inside = self.machine.empty(shape, dtype)
             if given is not None:
-                contract.same("out", (tuple(given.shape), given.dtype.name), "the result", (tuple(shape), dtype))
+                contract.same("out", (tuple(given.shape), given.dtype.name), "the result",
+                              (tuple(shape), dtype))
                 self.copies_out.append((inside, given))
             self.tensors[name] = self.machine.tensor(inside)
             return inside if given is None else given
         self.tensors[name] = self.machine.tensor(given)
-        contract.same("out", (self.tensors[name].shape, self.tensors[name].dtype), "the result", (tuple(shape), dtype))
+        contract.same("out", (self.tensors[name].shape, self.tensors[name].dtype), "the result",
+                      (tuple(shape), dtype))
         return given
 
     def values(self, name: str) -> np.ndarray:
@@ -157,17 +166,20 @@ class Binding:
         for name, (extent, dtype) in plan.scratch.items():
             self.output(name, extent, dtype)
         bound = row.arguments(shape, plan, {**self.tensors, **scalars})
-        work = [(launch, built, args) for launch, built, args in zip(plan.launches, builds, bound) if all(launch.grid)]
+        work = [(launch, built, args) for launch, built, args in zip(plan.launches, builds, bound)
+                if all(launch.grid)]
         launches = [machine.prepare(built, launch.grid, launch.block, launch.smem_bytes, args)
                     for launch, built, args in work]
-        return Planned(row, shape, plan, machine, outputs, builds, self.tensors, launches, [args for *_, args in work],
-                       self.made, lengths, self.copies_in, self.copies_out, self.first)
+        return Planned(row, shape, plan, machine, outputs, builds, self.tensors, launches,
+                       [args for *_, args in work], self.made, lengths, self.copies_in, self.copies_out,
+                       self.first)
 
 
 class Repeat:
-    """What GPU calls of one signature share. A call sets the addresses in the prepared launches and launches them.
+    """What GPU calls of one signature share.
 
-    The signature must hold everything that the checks and the plan read: shapes, strides, dtypes, alignment, options.
+    A call sets the addresses in the prepared launches and launches them. The signature must hold everything
+    that the checks and the plan read: shapes, strides, dtypes, alignment, options.
     """
 
     def __init__(self, planned: Planned, names: tuple[str, ...], returns: tuple[str, ...]):
@@ -175,7 +187,8 @@ class Repeat:
         self._lock = threading.Lock()  # the launches' argument buffers are shared
         self._made = tuple(self.made.values())
         self._returned = [list(self.made).index(name) for name in returns]
-        # NOTE: by identity; a kernel's name for an argument may be another than the operation's (o, or a part of it).
+        # NOTE: by identity; a kernel's name for an argument may be another than the operation's (o, or a part
+        # of it).
         self._slots = [
             [launch.slot(i) for launch, args in zip(planned.launches, planned.arguments)
              for i, (_, value) in enumerate(args) if value is planned.tensors[name]]
@@ -215,5 +228,6 @@ def signature(*arrays) -> tuple | None:
     if kind.__module__ == "cupy":
         return tuple([(x.shape, x.strides, x.dtype.char, x.data.ptr % contract.WORD) for x in arrays])
     if hasattr(arrays[0], "data_ptr") and all(x.is_cuda for x in arrays):
-        return tuple([(x.shape, x.stride(), x.dtype, x.data_ptr() % contract.WORD, x.device.index) for x in arrays])
+        return tuple([(x.shape, x.stride(), x.dtype, x.data_ptr() % contract.WORD, x.device.index)
+                      for x in arrays])
     return None

@@ -1,9 +1,10 @@
 """From a `.cu` file and its constants to a binary, through a cache whose key is the whole truth.
 
-key = source and transitively included project headers (comments and white space aside) + constants + options + compiler
-version + target. An entry is a folder one can read: `unit.cu` as compiled, the binary, the compiler's log, and
-`entry.json` with the key's parts. Entries are built in a temporary folder and renamed into place, so racing processes are
-safe; an entry whose binary does not match its recorded digest is built again.
+key = source and transitively included project headers (comments and white space aside) + constants + options
++ compiler version + target. An entry is a folder one can read: `unit.cu` as compiled, the binary, the
+compiler's log, and `entry.json` with the key's parts. Entries are built in a temporary folder and renamed
+into place, so racing processes are safe; an entry whose binary does not match its recorded digest is built
+again.
 """
 from __future__ import annotations
 
@@ -25,10 +26,12 @@ from typing import Any
 from cuattn.paths import KERNELS
 
 # NOTE: CuPy is not asked to compile: its own cache ignores the contents of headers reached through -I.
-NVRTC_OPTIONS = ("-std=c++17", "-ftz=true", "-fmad=true", "-lineinfo", "--ptxas-options=-v", "-default-device")
+NVRTC_OPTIONS = ("-std=c++17", "-ftz=true", "-fmad=true", "-lineinfo", "--ptxas-options=-v",
+                 "-default-device")
 # NOTE: no fused multiply-add and no -march: equal bits on every CPU of an architecture.
 HOST_OPTIONS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-w", "-ffp-contract=off", "-fno-strict-aliasing",
-                "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti", "-fstack-clash-protection", "-DCUATTN_SIMT=1")
+                "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti", "-fstack-clash-protection",
+                "-DCUATTN_SIMT=1")
 TYPES = ("float16", "bfloat16", "float32")
 
 
@@ -80,7 +83,7 @@ def cache_folder() -> Path:
     return Path(tempfile.gettempdir()) / f"cuattn-cache-{os.getuid()}"
 
 
-# --- what a build is made of ---------------------------------------------------------------------------------------
+# --- what a build is made of
 
 _INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.M)
 _TOKEN = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])*\'', re.S)
@@ -107,7 +110,8 @@ def source_path(file: str) -> Path:
     """The `.cu` itself: below `kernels_cu/`, or an absolute path for a kernel from outside."""
     path = Path(file) if os.path.isabs(file) else KERNELS / file
     if not path.is_file():
-        raise CompileError(f"file: expected a CUDA source, got {file!r}, which does not exist; check the kernel's row")
+        raise CompileError(f"file: expected a CUDA source, got {file!r}, which does not exist; "
+                           "check the kernel's row")
     return path
 
 
@@ -150,7 +154,8 @@ def _declaration(name: str, value: Any) -> str:
         return f"constexpr float {name} = {value!r}f;"
     if value in TYPES:
         return f"using {name} = {'float' if value == 'float32' else value};"
-    raise CompileError(f"constants: {name} must be an integer, a float, a bool or one of {TYPES}, got {value!r}")
+    raise CompileError(f"constants: {name} must be an integer, a float, a bool or one of {TYPES}, "
+                       f"got {value!r}")
 
 
 def unit(file: str, constants: Mapping[str, Any], target: str) -> str:
@@ -169,7 +174,7 @@ def entries(file: str) -> tuple[str, ...]:
     return tuple(_ENTRY.findall(_without_comments(source_path(file).read_text(encoding="utf-8"))))
 
 
-# --- compilers -----------------------------------------------------------------------------------------------------
+# --- compilers
 
 
 @lru_cache
@@ -189,8 +194,9 @@ def host_compiler() -> tuple[str, ...]:
     try:
         import ziglang  # noqa: F401
     except ImportError:
-        raise CompilerMissing("the CPU machine needs a C++20 compiler and found none of $CXX, c++, g++, clang++; "
-                              "install one (Debian: apt install g++) or run: pip install ziglang") from None
+        raise CompilerMissing("the CPU machine needs a C++20 compiler and found none of $CXX, c++, g++, "
+                              "clang++; install one (Debian: apt install g++) or run: "
+                              "pip install ziglang") from None
     return (sys.executable, "-m", "ziglang", "c++")
 
 
@@ -198,9 +204,11 @@ def host_compiler() -> tuple[str, ...]:
 def _host_identity() -> str:
     """Compiler version and architecture: both decide what the binary contains."""
     try:
-        version = subprocess.run([*host_compiler(), "--version"], capture_output=True, text=True, check=True).stdout
+        version = subprocess.run([*host_compiler(), "--version"], capture_output=True, text=True,
+                                 check=True).stdout
     except (OSError, subprocess.CalledProcessError) as error:
-        raise CompilerMissing(f"CXX: '{' '.join(host_compiler())}' does not run ({error}); name a C++20 compiler") from None
+        raise CompilerMissing(f"CXX: '{' '.join(host_compiler())}' does not run ({error}); "
+                              "name a C++20 compiler") from None
     return f"{version.splitlines()[0]} on {platform.machine()}"
 
 
@@ -210,8 +218,8 @@ def _nvrtc():
 
         nvrtc.getVersion()
     except (ImportError, RuntimeError, OSError) as error:
-        raise CompilerMissing(f"compiling for a GPU needs CuPy with its NVRTC, and it does not load ({error}); "
-                              "run: pip install 'cuattn[cuda13]'") from None
+        raise CompilerMissing("compiling for a GPU needs CuPy with its NVRTC, and it does not load "
+                              f"({error}); run: pip install 'cuattn[cuda13]'") from None
     return nvrtc
 
 
@@ -269,7 +277,7 @@ def _ptxas_report(log: str) -> dict[str, dict[str, int]]:
     return report
 
 
-# --- the cache -----------------------------------------------------------------------------------------------------
+# --- the cache
 
 
 def build(file: str, entry: str, constants: Mapping[str, Any], target: str) -> Built:
@@ -293,9 +301,10 @@ def build(file: str, entry: str, constants: Mapping[str, Any], target: str) -> B
     host = target == "cpu"
     layout = (lambda text: text) if host else _without_lines  # the CPU machine's reports name lines
     parts = {
-        "sources": {n: hashlib.sha256(layout(t).encode()).hexdigest() for n, t in sources(file, simt=host).items()},
-        "constants": dict(sorted(constants.items())), "options": options, "compiler": compiler, "target": target,
-        "root": str(KERNELS) if host else "",
+        "sources": {n: hashlib.sha256(layout(t).encode()).hexdigest()
+                    for n, t in sources(file, simt=host).items()},
+        "constants": dict(sorted(constants.items())), "options": options, "compiler": compiler,
+        "target": target, "root": str(KERNELS) if host else "",
     }
     key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
     folder = cache_folder() / f"{Path(file).stem}.{key}"
@@ -303,7 +312,8 @@ def build(file: str, entry: str, constants: Mapping[str, Any], target: str) -> B
     if record is None:
         record = _build_entry(folder, file, constants, target, options, parts)
     if entry not in record["entries"]:
-        raise CompileError(f"entry: expected a kernel of {file} ({', '.join(record['entries'])}), got {entry!r}; mend the row")
+        raise CompileError(f"entry: expected a kernel of {file} ({', '.join(record['entries'])}), "
+                           f"got {entry!r}; mend the row")
     return Built(folder / record["binary"], entry, target, source_hash(file),
                  record["registers"].get(entry), record["spill_bytes"].get(entry))
 

@@ -1,4 +1,7 @@
-"""What callers may pass, checked before anything is launched. One sentence an error: argument, expected, got, what to do."""
+"""What callers may pass, checked before anything is launched.
+
+One sentence an error: argument, expected, got, what to do.
+"""
 from __future__ import annotations
 
 import math
@@ -24,7 +27,8 @@ def refuse(argument: str, expected: str, got, remedy: str) -> ContractError:
 def rank(name: str, x, dims: str) -> None:
     """`dims` names the dimensions, as in "B, N, HKV, D"."""
     if not hasattr(x, "shape"):
-        raise refuse(name, f"an array ({dims})", type(x).__name__, "make it a NumPy, CuPy or CUDA PyTorch array")
+        raise refuse(name, f"an array ({dims})", type(x).__name__,
+                     "make it a NumPy, CuPy or CUDA PyTorch array")
     if len(x.shape) != dims.count(",") + 1:
         raise refuse(name, f"shape ({dims})", f"{tuple(x.shape)}", "reshape it")
 
@@ -54,18 +58,23 @@ def vectors(name: str, t: Tensor) -> None:
 def head_dim(d: int, row) -> None:
     if d not in row.head_dims:
         last, step = row.head_dims[-1], row.head_dims.step
-        raise refuse("head dim", f"a multiple of {step} up to {last} for kernel '{row.name}'", d, "pad q, k and v with zeros")
+        raise refuse("head dim", f"a multiple of {step} up to {last} for kernel '{row.name}'", d,
+                     "pad q, k and v with zeros")
 
 
 def heads(h: int, hkv: int) -> None:
     if hkv == 0 and h == 0:
         return
     if hkv == 0 or h % hkv:
-        raise refuse("q", f"a number of heads that k's {hkv} divide", h, "check the head dimension of q and k")
+        raise refuse("q", f"a number of heads that k's {hkv} divide", h,
+                     "check the head dimension of q and k")
 
 
 def scale(value: float | None, d: int) -> float:
-    """The softmax scale, 1/√D by default. It must be positive: the running maximum is taken before scaling."""
+    """The softmax scale, 1/√D by default.
+
+    It must be positive: the running maximum is taken before scaling.
+    """
     if value is None:
         return 1.0 / math.sqrt(d) if d else 1.0
     if not (isinstance(value, (int, float, np.floating)) and math.isfinite(value) and value > 0):
@@ -96,16 +105,18 @@ def grid(b: int, h: int) -> None:
 def page_table(num_pages: int, page_size: int, table: np.ndarray, lengths: np.ndarray, more: int = 0) -> None:
     """Values of a block table and of lengths, before anything is read through them.
 
-    `more` is the number of rows about to be written behind each length. Entries behind a sequence's last page may hold
-    anything.
+    `more` is the number of rows about to be written behind each length. Entries behind a sequence's last page
+    may hold anything.
     """
     capacity = table.shape[1] * page_size
     if lengths.size and (lengths.min() < 0 or lengths.max() + more > capacity):
         b = int(lengths.argmin() if lengths.min() < 0 else lengths.argmax())
-        raise refuse(f"cache_seqlens[{b}]", f"0 to {capacity - more}, what {table.shape[1]} pages of {page_size} hold",
+        raise refuse(f"cache_seqlens[{b}]",
+                     f"0 to {capacity - more}, what {table.shape[1]} pages of {page_size} hold",
                      int(lengths[b]), "widen block_table or shorten the sequence")
     used = np.arange(table.shape[1])[None, :] * page_size < (lengths + more)[:, None]
     bad = used & ((table < 0) | (table >= num_pages))
     if bad.any():
         b, i = (int(x) for x in np.argwhere(bad)[0])
-        raise refuse(f"block_table[{b}, {i}]", f"a page number below {num_pages}", int(table[b, i]), "mend the table")
+        raise refuse(f"block_table[{b}, {i}]", f"a page number below {num_pages}", int(table[b, i]),
+                     "mend the table")

@@ -1,4 +1,7 @@
-"""The GPU machine: CuPy for memory, streams and events; our own binaries loaded as RawModules. Only this module imports CuPy."""
+"""The GPU machine: CuPy for memory, streams and events; our own binaries loaded as RawModules.
+
+Only this module imports CuPy.
+"""
 from __future__ import annotations
 
 import ctypes
@@ -29,11 +32,13 @@ def _import_cupy():
     try:
         import cupy
     except ImportError as error:
-        raise MachineUnavailable(f"the GPU machine needs CuPy ({error}); run: pip install 'cuattn[cuda13]'") from None
+        raise MachineUnavailable(f"the GPU machine needs CuPy ({error}); "
+                                 "run: pip install 'cuattn[cuda13]'") from None
     try:
         count = cupy.cuda.runtime.getDeviceCount()
     except cupy.cuda.runtime.CUDARuntimeError as error:
-        raise MachineUnavailable(f"the GPU machine found no usable NVIDIA driver ({error}); install one, or use 'cpu'") from None
+        raise MachineUnavailable(f"the GPU machine found no usable NVIDIA driver ({error}); "
+                                 "install one, or use 'cpu'") from None
     if not count:
         raise MachineUnavailable("the GPU machine found no NVIDIA GPU; use the machine 'cpu'")
     return cupy
@@ -50,7 +55,10 @@ class _Foreign:
 
 
 class GpuLaunch:
-    """A kernel, its grid and its packed arguments. NOTE: straight to the driver; a RawKernel call costs several times more."""
+    """A kernel, its grid and its packed arguments.
+
+    NOTE: straight to the driver; a RawKernel call costs several times more.
+    """
 
     def __init__(self, current_stream, function, grid, block: int, smem_bytes: int, args):
         from cupy_backends.cuda.api.driver import launchKernel
@@ -59,11 +67,15 @@ class GpuLaunch:
         self._where = (function.ptr, *grid, block, 1, 1, smem_bytes)
         packed = pack(args)
         self._buffers = [ctypes.create_string_buffer(raw, len(raw)) for _, raw in packed]
-        self._pointers = (ctypes.c_void_p * max(len(packed), 1))(*(ctypes.addressof(b) for b in self._buffers))
+        self._pointers = (ctypes.c_void_p * max(len(packed), 1))(
+            *(ctypes.addressof(b) for b in self._buffers))
         self._arguments = ctypes.addressof(self._pointers)
 
     def slot(self, i: int):
-        """(set, buffer) such that set(buffer, 0, address) moves argument `i`; the driver copies arguments as it launches."""
+        """(set, buffer) such that set(buffer, 0, address) moves argument `i`.
+
+        The driver copies arguments as it launches.
+        """
         return ADDRESS.pack_into, self._buffers[i]
 
     def __call__(self) -> None:
@@ -86,7 +98,8 @@ class GpuMachine:
         self.device = require_supported(from_driver(
             p["name"].decode(), (p["major"], p["minor"]), sms=p["multiProcessorCount"],
             smem_per_block=p["sharedMemPerBlockOptin"], smem_per_sm=p["sharedMemPerMultiprocessor"],
-            l2_bytes=p["l2CacheSize"], memory_bytes=p["totalGlobalMem"], registers_per_sm=p["regsPerMultiprocessor"],
+            l2_bytes=p["l2CacheSize"], memory_bytes=p["totalGlobalMem"],
+            registers_per_sm=p["regsPerMultiprocessor"],
         ))
 
     # --- memory
@@ -116,7 +129,8 @@ class GpuMachine:
         """CuPy arrays, PyTorch tensors and anything with `__cuda_array_interface__`, without a copy."""
         if hasattr(array, "data_ptr"):
             shape, strides = tuple(array.shape), tuple(array.stride())
-            address, dtype, itemsize = array.data_ptr(), str(array.dtype).rpartition(".")[2], array.element_size()
+            address, itemsize = array.data_ptr(), array.element_size()
+            dtype = str(array.dtype).rpartition(".")[2]
         else:
             array = array if isinstance(array, self.xp.ndarray) else self.xp.asarray(array)
             shape, itemsize = array.shape, array.itemsize

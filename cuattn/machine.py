@@ -1,7 +1,7 @@
-"""The protocol both machines speak: memory, launches, counters. Nothing above this module knows which one runs.
+"""The protocol both machines speak: memory, launches, counters.
 
-`gpu` is CuPy on an NVIDIA card; `cpu` is the SIMT machine, which executes the same `.cu` files, counts every byte they
-request and reports faults, but models no time.
+Nothing above this module knows which one runs. `gpu` is CuPy on an NVIDIA card; `cpu` is the SIMT machine,
+which executes the same `.cu` files, counts every byte they request and reports faults, but models no time.
 """
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ import numpy as np
 
 
 class DeviceError(RuntimeError):
-    """A kernel did something it must not: out of bounds, deadlock, fault. The message says what, where and who."""
+    """A kernel did something it must not: out of bounds, deadlock, fault.
+
+    The message says what, where and who.
+    """
 
 
 class MachineUnavailable(RuntimeError):
@@ -23,7 +26,10 @@ class MachineUnavailable(RuntimeError):
 
 @dataclass
 class Counters:
-    """What launches did on the CPU machine. Plain sums; bytes are those the kernel requested of global memory."""
+    """What launches did on the CPU machine.
+
+    Plain sums; bytes are those the kernel requested of global memory.
+    """
 
     launches: int = 0
     blocks: int = 0
@@ -46,8 +52,8 @@ class Counters:
 class Tensor:
     """An array as a kernel sees it: a device address and element strides. Holds its array alive.
 
-    A rank ≥ 2 tensor reaches the kernel as `View<T, RANK>` (address, then every stride but the last, which is 1);
-    rank 0 and 1 reach it as a plain pointer.
+    A rank ≥ 2 tensor reaches the kernel as `View<T, RANK>` (address, then every stride but the last, which is
+    1); rank 0 and 1 reach it as a plain pointer.
     """
 
     address: int

@@ -1,7 +1,8 @@
 """The operations: check, plan, launch.
 
 Arrays choose the machine: NumPy arrays run on the CPU machine; CuPy arrays, PyTorch tensors and anything with
-`__cuda_array_interface__` run on their GPU, on the caller's current stream. Results come in the caller's kind.
+`__cuda_array_interface__` run on their GPU, on the caller's current stream. Results come in the caller's
+kind.
 """
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ HALF = ("float16", "bfloat16")
 
 def _run(plan, arrays: tuple, names, returns, options: dict, constants=None, out=None) -> tuple:
     """Plans and runs; a GPU call like an earlier one repeats it, unless values are to be checked."""
-    alike = None if out is not None or (plan is not plan_attention and _wants_checks()) else signature(*arrays)
+    unlike = out is not None or (plan is not plan_attention and _wants_checks())
+    alike = None if unlike else signature(*arrays)
     if alike is not None:
         key = (plan, alike, *options.values(), tuple(sorted(constants.items())) if constants else None)
         if (known := repeats.get(key)) is not None:
@@ -40,19 +42,22 @@ def _choose(kernel: str, family: str, default: str) -> Row:
 
 def _check_features(row: Row, h: int, hkv: int, causal: bool = False) -> None:
     if h != hkv and "gqa" not in row.features:
-        raise contract.refuse("k", f"as many heads as q ({h}) for kernel '{row.name}'", hkv, "repeat them, or choose another")
+        raise contract.refuse("k", f"as many heads as q ({h}) for kernel '{row.name}'", hkv,
+                              "repeat them, or choose another")
     if causal and "causal" not in row.features:
         raise contract.refuse("causal", f"False for kernel '{row.name}'", True, "choose another kernel")
 
 
-def plan_attention(q, k, v, *, causal: bool = False, softmax_scale: float | None = None, layout: str | None = None,
-                   kernel: str = "auto", constants: dict | None = None, out=None) -> Planned:
+def plan_attention(q, k, v, *, causal: bool = False, softmax_scale: float | None = None,
+                   layout: str | None = None, kernel: str = "auto", constants: dict | None = None,
+                   out=None) -> Planned:
     """Dense attention, checked, planned and compiled, bound to its arrays; `run()` returns (o, lse).
 
     Parameters
     ----------
     q : array, [B, M, H, D]
-        float16 or bfloat16; D a multiple of 8, at most 256; rows contiguous and 16-byte aligned, other strides free.
+        float16 or bfloat16; D a multiple of 8, at most 256; rows contiguous and 16-byte aligned, other
+        strides free.
     k, v : array, [B, N, HKV, D]
         Same dtype; query head h reads KV head h // (H / HKV).
     causal : bool
@@ -71,8 +76,8 @@ def plan_attention(q, k, v, *, causal: bool = False, softmax_scale: float | None
     Returns
     -------
     Planned
-        Of o, like q, and lse, float32 [B, H, M], the natural logarithm of Σ e^(scaled scores). A row that sees no key gives
-        o = 0, lse = −inf.
+        Of o, like q, and lse, float32 [B, H, M], the natural logarithm of Σ e^(scaled scores). A row that
+        sees no key gives o = 0, lse = −inf.
 
     Raises
     ------
@@ -106,7 +111,8 @@ def plan_attention(q, k, v, *, causal: bool = False, softmax_scale: float | None
     contract.vectors("out", binding.tensors["o"])
     lse = binding.output("lse", (b, h, m), "float32")
     shape = AttentionShape(b, h, hkv, m, n, d, tq.dtype, bool(causal))
-    return binding.planned(row, shape, constants, (o, lse), {"softmax_scale": contract.scale(softmax_scale, d)})
+    scalars = {"softmax_scale": contract.scale(softmax_scale, d)}
+    return binding.planned(row, shape, constants, (o, lse), scalars)
 
 
 def attention(q, k, v, *, causal: bool = False, softmax_scale: float | None = None, layout: str | None = None,
@@ -129,7 +135,10 @@ def _swap(t: Tensor) -> Tensor:
 
 
 def _check_cache(t: dict[str, Tensor], page_check: bool, binding: Binding, more: int = 0) -> None:
-    """Shapes of a cache, its table and lengths; their values where that costs no synchronisation, or with CUATTN_CHECK=1."""
+    """Shapes of a cache, its table and lengths.
+
+    Their values too where that costs no synchronisation, or with CUATTN_CHECK=1.
+    """
     b = t["block_table"].shape[0]
     contract.same("v_cache.shape", t["v_cache"].shape, "k_cache", t["k_cache"].shape)
     contract.same("v_cache.dtype", t["v_cache"].dtype, "k_cache", t["k_cache"].dtype)
@@ -137,7 +146,8 @@ def _check_cache(t: dict[str, Tensor], page_check: bool, binding: Binding, more:
     for name in ("block_table", "cache_seqlens"):
         contract.dtype(name, t[name], ("int32",))
         if t[name].strides and t[name].shape[-1] > 1 and t[name].strides[-1] != 1:
-            raise contract.refuse(name, "a contiguous last dimension", f"stride {t[name].strides[-1]}", "make a copy")
+            raise contract.refuse(name, "a contiguous last dimension", f"stride {t[name].strides[-1]}",
+                                  "make a copy")
     for name in ("k_cache", "v_cache"):
         contract.vectors(name, t[name])
     if page_check:
@@ -154,9 +164,11 @@ def _checks_values(binding: Binding) -> bool:
     return binding.machine.name == "cpu" or _wants_checks()
 
 
-def plan_decode(q, k_cache, v_cache, block_table, cache_seqlens, *, softmax_scale: float | None = None, kernel: str = "auto",
-                constants: dict | None = None, out=None) -> Planned:
-    """Decode over a paged cache, bound to its arrays; `run()` returns (o, lse) and follows lengths as they grow.
+def plan_decode(q, k_cache, v_cache, block_table, cache_seqlens, *, softmax_scale: float | None = None,
+                kernel: str = "auto", constants: dict | None = None, out=None) -> Planned:
+    """Decode over a paged cache, bound to its arrays.
+
+    `run()` returns (o, lse) and follows lengths as they grow.
 
     Parameters
     ----------
@@ -167,7 +179,8 @@ def plan_decode(q, k_cache, v_cache, block_table, cache_seqlens, *, softmax_scal
     block_table : int32 array, [B, max_pages]
         Pages of each sequence, in order; entries behind its last page may hold anything.
     cache_seqlens : int32 array, [B]
-        Keys of each sequence; 0 gives o = 0, lse = −inf. Values on a GPU are checked with CUATTN_CHECK=1 only.
+        Keys of each sequence; 0 gives o = 0, lse = −inf. Values on a GPU are checked with CUATTN_CHECK=1
+        only.
     softmax_scale, kernel, constants, out
         As in `plan_attention`; decode kernels.
 
@@ -185,13 +198,16 @@ def plan_decode(q, k_cache, v_cache, block_table, cache_seqlens, *, softmax_scal
     for name, x in (("k_cache", k_cache), ("v_cache", v_cache)):
         contract.rank(name, x, "num_pages, page_size, HKV, D")
     contract.rank("block_table", block_table, "B, max_pages")
-    binding = Binding(q=q, k_cache=k_cache, v_cache=v_cache, block_table=block_table, cache_seqlens=cache_seqlens)
+    binding = Binding(q=q, k_cache=k_cache, v_cache=v_cache, block_table=block_table,
+                      cache_seqlens=cache_seqlens)
     t = binding.tensors
     (b, m, h, d), (_, page_size, hkv, _) = t["q"].shape, t["k_cache"].shape
     if m != 1:
-        raise contract.refuse("q", "one query a sequence, (B, 1, H, D)", tuple(q.shape), "use attention for several")
+        raise contract.refuse("q", "one query a sequence, (B, 1, H, D)", tuple(q.shape),
+                              "use attention for several")
     if page_size == 0:
-        raise contract.refuse("k_cache", "a page size of at least 1", 0, "check its shape (num_pages, page_size, HKV, D)")
+        raise contract.refuse("k_cache", "a page size of at least 1", 0,
+                              "check its shape (num_pages, page_size, HKV, D)")
     contract.dtype("q", t["q"], row.dtypes)
     contract.same("k_cache.dtype", t["k_cache"].dtype, "q", t["q"].dtype)
     contract.same("k_cache head dim", t["k_cache"].shape[3], "q", d)
@@ -206,19 +222,20 @@ def plan_decode(q, k_cache, v_cache, block_table, cache_seqlens, *, softmax_scal
     contract.vectors("out", t["o"])
     lse = binding.output("lse", (b, h, 1), "float32")
     shape = DecodeShape(b, h, hkv, d, page_size, t["block_table"].shape[1], t["q"].dtype)
-    return binding.planned(row, shape, constants, (o, lse), {"softmax_scale": contract.scale(softmax_scale, d)},
-                           lengths=t["cache_seqlens"].array)
+    scalars = {"softmax_scale": contract.scale(softmax_scale, d)}
+    return binding.planned(row, shape, constants, (o, lse), scalars, lengths=t["cache_seqlens"].array)
 
 
-def decode(q, k_cache, v_cache, block_table, cache_seqlens, *, softmax_scale: float | None = None, kernel: str = "auto",
-           constants: dict | None = None, out=None, return_lse: bool = False):
+def decode(q, k_cache, v_cache, block_table, cache_seqlens, *, softmax_scale: float | None = None,
+           kernel: str = "auto", constants: dict | None = None, out=None, return_lse: bool = False):
     """Attention of one new query a sequence over a paged cache. See `plan_decode`.
 
     Returns
     -------
     o, or (o, lse) with `return_lse`.
     """
-    arrays = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table, "cache_seqlens": cache_seqlens}
+    arrays = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table,
+              "cache_seqlens": cache_seqlens}
     options = {"softmax_scale": softmax_scale, "kernel": kernel}
     o, lse = _run(plan_decode, tuple(arrays.values()), tuple(arrays), ("o", "lse"), options, constants, out)
     return (o, lse) if return_lse else o
@@ -248,12 +265,14 @@ def plan_append(k, v, k_cache, v_cache, block_table, cache_seqlens, *, kernel: s
     for name, x in (("k_cache", k_cache), ("v_cache", v_cache)):
         contract.rank(name, x, "num_pages, page_size, HKV, D")
     contract.rank("block_table", block_table, "B, max_pages")
-    binding = Binding(k=k, v=v, k_cache=k_cache, v_cache=v_cache, block_table=block_table, cache_seqlens=cache_seqlens)
+    binding = Binding(k=k, v=v, k_cache=k_cache, v_cache=v_cache, block_table=block_table,
+                      cache_seqlens=cache_seqlens)
     t = binding.tensors
     b, count, hkv, d = t["k"].shape
     page_size = t["k_cache"].shape[1]
     if page_size == 0:
-        raise contract.refuse("k_cache", "a page size of at least 1", 0, "check its shape (num_pages, page_size, HKV, D)")
+        raise contract.refuse("k_cache", "a page size of at least 1", 0,
+                              "check its shape (num_pages, page_size, HKV, D)")
     contract.dtype("k", t["k"], row.dtypes)
     contract.same("v.shape", t["v"].shape, "k", t["k"].shape)
     contract.same("v.dtype", t["v"].dtype, "k", t["k"].dtype)
@@ -279,7 +298,9 @@ def append_kv(k, v, k_cache, v_cache, block_table, cache_seqlens) -> None:
 
 
 def merge_states(o_a, lse_a, o_b, lse_b):
-    """Attention over two disjoint sets of keys, from the results over each (FlashInfer's merge_state; natural logarithm).
+    """Attention over two disjoint sets of keys, from the results over each.
+
+    As FlashInfer's merge_state, with the natural logarithm.
 
     Parameters
     ----------
@@ -313,7 +334,8 @@ def _merge(binding: Binding, outputs, lses, b: int, m: int, h: int, d: int):
     """Lays the two states side by side as two splits and lets `combine` merge them."""
     machine, t = binding.machine, binding.tensors
     dtype, make = t["o_a"].dtype, machine.like
-    part, part_lse = make(binding.first, (b * m, 2, h, d), dtype), make(binding.first, (b * m, h, 2), "float32")
+    part = make(binding.first, (b * m, 2, h, d), dtype)
+    part_lse = make(binding.first, (b * m, h, 2), "float32")
     for i in range(2):
         part[:, i] = outputs[i].reshape((b * m, h, d))
         part_lse[:, :, i] = lses[i].swapaxes(1, 2).reshape((b * m, h))

@@ -12,7 +12,8 @@ def filled(rng, pages, page, hkv, d, dtype="float16"):
 
 
 @pytest.mark.parametrize("page, hkv, d, dtype, lengths, count", [
-    (16, 2, 64, "float16", [0, 15, 16, 30], 1), (1, 1, 8, "bfloat16", [0, 3], 3), (3, 5, 128, "float16", [2, 3, 4], 7),
+    (16, 2, 64, "float16", [0, 15, 16, 30], 1), (1, 1, 8, "bfloat16", [0, 3], 3),
+    (3, 5, 128, "float16", [2, 3, 4], 7),
 ])
 def test_append(machine, rng, randn, page, hkv, d, dtype, lengths, count):
     b, width = len(lengths), max(-(-(n + count) // page) for n in lengths)
@@ -21,7 +22,8 @@ def test_append(machine, rng, randn, page, hkv, d, dtype, lengths, count):
     k, v = randn(b, count, hkv, d, dtype=dtype), randn(b, count, hkv, d, dtype=dtype)
     lengths = np.array(lengths, np.int32)
     caches = [machine.upload(x) for x in before]
-    p = cuattn.plan_append(machine.upload(k), machine.upload(v), *caches, machine.upload(table), machine.upload(lengths))
+    p = cuattn.plan_append(machine.upload(k), machine.upload(v), *caches, machine.upload(table),
+                           machine.upload(lengths))
     with machine.counting() as counted:
         p.run()
     machine.synchronize()
@@ -53,5 +55,6 @@ def test_plain_arrays_are_written_in_place(rng, randn):
 def test_no_room_is_refused(randn):
     k = randn(1, 4, 1, 64)
     caches = [np.zeros((2, 4, 1, 64), "float16") for _ in range(2)]
-    with pytest.raises(cuattn.ContractError, match=r"cache_seqlens\[0\]: expected 0 to 4, .*got 5; widen block_table"):
+    with pytest.raises(cuattn.ContractError,
+                       match=r"cache_seqlens\[0\]: expected 0 to 4, .*got 5; widen block_table"):
         cuattn.append_kv(k, k, *caches, np.array([[1, 0]], np.int32), np.array([5], np.int32))

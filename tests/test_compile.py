@@ -1,4 +1,7 @@
-"""The compile cache: what changes its key, what repairs it, who may race; and every kernel for every architecture."""
+"""The compile cache: what changes its key, what repairs it, who may race.
+
+And every kernel for every architecture.
+"""
 from __future__ import annotations
 
 import os
@@ -21,7 +24,10 @@ PROBES = dict(THREADS=256, UNROLL=8, Element="bfloat16")
 
 
 def shapes(row):
-    """The shapes of the row's family whose plans differ; one of them in float16, which compiles like bfloat16."""
+    """The shapes of the row's family whose plans differ.
+
+    One of them in float16, which compiles like bfloat16.
+    """
     if row.family == "prefill":
         yield from (AttentionShape(1, 8, 2, 4096, 4096, d, "bfloat16", d != 80) for d in (64, 80, 128, 256))
         yield AttentionShape(1, 8, 2, 4096, 4096, 128, "float16")
@@ -129,7 +135,8 @@ def test_two_processes_race_on_a_cold_cache(tmp_path):
     script = ("from cuattn import compile as c; "
               f"print(c.build('probe/probes.cu', 'probe_empty', {PROBES!r}, 'cpu').path)")
     env = {**os.environ, "CUATTN_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": str(KERNELS.parent)}
-    racers = [subprocess.Popen([sys.executable, "-c", script], env=env, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    racers = [subprocess.Popen([sys.executable, "-c", script], env=env, stdout=subprocess.PIPE, text=True)
+              for _ in range(2)]
     paths = {racer.communicate()[0].strip() for racer in racers}
     assert [racer.returncode for racer in racers] == [0, 0] and len(paths) == 1
     assert len(folders(tmp_path)) == 1
@@ -145,7 +152,8 @@ def test_errors_are_one_sentence(project):
 
 
 def test_an_unknown_entry_is_named(project):
-    with pytest.raises(compiler.CompileError, match="entry: expected a kernel of probe/probes.cu .*got 'absent'"):
+    with pytest.raises(compiler.CompileError,
+                       match="entry: expected a kernel of probe/probes.cu .*got 'absent'"):
         compiler.build("probe/probes.cu", "absent", PROBES, "cpu")
 
 

@@ -1,4 +1,7 @@
-"""What is refused, in one sentence each: argument, expected, got, what to do. Nothing is computed silently wrong."""
+"""What is refused, in one sentence each: argument, expected, got, what to do.
+
+Nothing is computed silently wrong.
+"""
 from __future__ import annotations
 
 import numpy as np
@@ -36,7 +39,8 @@ def test_ranks_and_shapes(qkv, randn):
 @pytest.mark.parametrize("d", [4, 12, 111, 264])
 def test_head_dims(randn, d):
     x = randn(1, 4, 2, d)
-    refused(f"head dim: expected a multiple of 8 up to 256 for kernel 'flash', got {d}; pad", cuattn.attention, x, x, x)
+    refused(f"head dim: expected a multiple of 8 up to 256 for kernel 'flash', got {d}; pad",
+            cuattn.attention, x, x, x)
 
 
 def test_heads_that_do_not_divide(randn):
@@ -54,8 +58,8 @@ def test_dtypes(qkv):
 def test_what_is_no_array(qkv):
     q, k, v = qkv
     refused(r"k: expected an array \(B, N, HKV, D\), got list; make it", cuattn.attention, q, k.tolist(), v)
-    refused("k: expected a NumPy array as q is, got Elsewhere; bring all arrays to one side", cuattn.attention, q,
-            Elsewhere(k), v)
+    refused("k: expected a NumPy array as q is, got Elsewhere; bring all arrays to one side",
+            cuattn.attention, q, Elsewhere(k), v)
     refused("q: expected a NumPy, CuPy or CUDA PyTorch array, got Elsewhere; convert it", cuattn.attention,
             *(Elsewhere(x) for x in qkv))
 
@@ -70,28 +74,31 @@ class Elsewhere:
 def test_layout(randn):
     """(B, H, N, D) given where (B, N, H, D) is meant: refused with both readings."""
     q = randn(1, 2, 300, 64)
-    refused(r"layout: q of shape \(1, 2, 300, 64\) reads as \(B=1, M=2, H=300, D=64\), or as \(B=1, H=2, M=300, D=64\); "
-            "say layout='bshd' or layout='bhsd'", cuattn.attention, q, q, q)
-    refused("layout: expected 'bshd' or 'bhsd', got 'sbhd'; choose one", cuattn.attention, q, q, q, layout="sbhd")
+    refused(r"layout: q of shape \(1, 2, 300, 64\) reads as \(B=1, M=2, H=300, D=64\), or as "
+            r"\(B=1, H=2, M=300, D=64\); say layout='bshd' or layout='bhsd'", cuattn.attention, q, q, q)
+    refused("layout: expected 'bshd' or 'bhsd', got 'sbhd'; choose one", cuattn.attention, q, q, q,
+            layout="sbhd")
     assert cuattn.attention(q, q, q, layout="bhsd").shape == q.shape
 
 
 @pytest.mark.parametrize("scale", [0, -1.0, float("nan"), float("inf"), "large"])
 def test_softmax_scale(qkv, scale):
-    refused("softmax_scale: expected a positive number, got .*; leave it out", cuattn.attention, *qkv, softmax_scale=scale)
+    refused("softmax_scale: expected a positive number, got .*; leave it out", cuattn.attention, *qkv,
+            softmax_scale=scale)
 
 
 def test_strides(cpu, randn):
     wide = cpu.upload(randn(1, 6, 2, 65))
     refused("k: expected rows aligned to 16 bytes .*make a contiguous copy", cuattn.attention,
             cpu.upload(randn(1, 6, 2, 64)), wide[..., :64], wide[..., :64])
-    refused("contiguous last dimension", cuattn.attention, *(cpu.upload(randn(1, 6, 64, 2)).swapaxes(2, 3),) * 3,
-            kind=ValueError)
+    refused("contiguous last dimension", cuattn.attention,
+            *(cpu.upload(randn(1, 6, 64, 2)).swapaxes(2, 3),) * 3, kind=ValueError)
 
 
 def test_out(qkv, randn):
     refused("out: expected .* as the result has", cuattn.attention, *qkv, out=randn(1, 5, 4, 64))
-    refused("out: expected .* as the result has", cuattn.attention, *qkv, out=randn(1, 4, 4, 64, dtype="bfloat16"))
+    refused("out: expected .* as the result has", cuattn.attention, *qkv,
+            out=randn(1, 4, 4, 64, dtype="bfloat16"))
     out = np.empty_like(qkv[0])
     assert cuattn.attention(*qkv, out=out) is out
     np.testing.assert_array_equal(out, cuattn.attention(*qkv))
@@ -100,9 +107,10 @@ def test_out(qkv, randn):
 def test_kernels_and_constants(qkv):
     refused("kernel: 'flahs' is not a prefill kernel; choose one of flash, standard", cuattn.attention, *qkv,
             kernel="flahs", kind=ValueError)
-    refused("kernel: 'paged' is not a prefill kernel", cuattn.attention, *qkv, kernel="paged", kind=ValueError)
-    refused("constants: 'block_k' is not a tunable of this kernel", cuattn.attention, *qkv, constants={"block_k": 3},
-            kind=cuattn.Unsupported)
+    refused("kernel: 'paged' is not a prefill kernel", cuattn.attention, *qkv, kernel="paged",
+            kind=ValueError)
+    refused("constants: 'block_k' is not a tunable of this kernel", cuattn.attention, *qkv,
+            constants={"block_k": 3}, kind=cuattn.Unsupported)
     refused(r"block_m must be a multiple of 16·warps", cuattn.attention, *qkv, constants={"block_m": 40},
             kind=cuattn.Unsupported)
     refused("need .* bytes of shared memory, cpu grants", cuattn.attention, *qkv, constants={"block_n": 1024},
@@ -111,24 +119,32 @@ def test_kernels_and_constants(qkv):
 
 def test_page_tables_and_lengths(paged):
     q, k, v, table, lengths = paged
-    refused(r"cache_seqlens\[0\]: expected 0 to 32, what 2 pages of 16 hold, got 33", cuattn.decode, q, k, v, table, lengths + 13)
+    refused(r"cache_seqlens\[0\]: expected 0 to 32, what 2 pages of 16 hold, got 33", cuattn.decode,
+            q, k, v, table, lengths + 13)
     refused(r"cache_seqlens\[0\]: expected 0 to 32, .*got -1", cuattn.decode, q, k, v, table, lengths * 0 - 1)
     bad = np.array([[1, 2]], np.int32)
-    refused(r"block_table\[0, 1\]: expected a page number below 2, got 2; mend the table", cuattn.decode, q, k, v, bad, lengths)
+    refused(r"block_table\[0, 1\]: expected a page number below 2, got 2; mend the table", cuattn.decode,
+            q, k, v, bad, lengths)
     bad = np.array([[-1, 0]], np.int32)
-    refused(r"block_table\[0, 0\]: expected a page number below 2, got -1", cuattn.decode, q, k, v, bad, lengths)
+    refused(r"block_table\[0, 0\]: expected a page number below 2, got -1", cuattn.decode,
+            q, k, v, bad, lengths)
     unused = np.array([[1, 0, 2147480000, -1]], np.int32)
     np.testing.assert_array_equal(cuattn.decode(q, k, v, unused, lengths), cuattn.decode(*paged))
 
 
 def test_paged_shapes_and_dtypes(paged, randn):
     q, k, v, table, lengths = paged
-    refused(r"q: expected one query a sequence, \(B, 1, H, D\), got \(1, 2, 4, 64\)", cuattn.decode, randn(1, 2, 4, 64), k, v, table, lengths)
-    refused("block_table: expected dtype int32, got int64; convert it first", cuattn.decode, q, k, v, table.astype("int64"), lengths)
-    refused("cache_seqlens: expected dtype int32, got int64", cuattn.decode, q, k, v, table, lengths.astype("int64"))
-    refused("block_table rows: expected 1 as q has, got 2", cuattn.decode, q, k, v, np.vstack([table, table]), lengths)
+    refused(r"q: expected one query a sequence, \(B, 1, H, D\), got \(1, 2, 4, 64\)", cuattn.decode,
+            randn(1, 2, 4, 64), k, v, table, lengths)
+    refused("block_table: expected dtype int32, got int64; convert it first", cuattn.decode,
+            q, k, v, table.astype("int64"), lengths)
+    refused("cache_seqlens: expected dtype int32, got int64", cuattn.decode,
+            q, k, v, table, lengths.astype("int64"))
+    refused("block_table rows: expected 1 as q has, got 2", cuattn.decode,
+            q, k, v, np.vstack([table, table]), lengths)
     refused("v_cache.shape: expected .* as k_cache has", cuattn.decode, q, k, v[:, :8], table, lengths)
-    refused("k_cache head dim: expected 64 as q has, got 128", cuattn.decode, q, randn(2, 16, 2, 128), randn(2, 16, 2, 128), table, lengths)
+    refused("k_cache head dim: expected 64 as q has, got 128", cuattn.decode,
+            q, randn(2, 16, 2, 128), randn(2, 16, 2, 128), table, lengths)
     refused("cache_seqlens.shape: expected", cuattn.decode, q, k, v, table, np.array([20, 3], np.int32))
 
 
@@ -145,7 +161,8 @@ def test_values_on_a_gpu_are_checked_on_request(paged, monkeypatch):
 def test_arrays_of_two_sides(qkv):
     machine = cuattn.open_machine("gpu")
     q, k, v = qkv
-    refused("k: expected a NumPy array as q is, got ndarray; bring all arrays to one side", cuattn.attention, q, machine.upload(k), v)
+    refused("k: expected a NumPy array as q is, got ndarray; bring all arrays to one side",
+            cuattn.attention, q, machine.upload(k), v)
 
 
 @pytest.mark.gpu

@@ -1,4 +1,7 @@
-"""Every decode kernel on every machine: pages, lengths, groups, splits, poisoned caches, exact counts, equal bits."""
+"""Every decode kernel on every machine.
+
+Pages, lengths, groups, splits, poisoned caches, exact counts, equal bits.
+"""
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -16,7 +19,7 @@ UNUSED = 2147480000  # what lies behind a sequence's last page in a block table
 
 @dataclass
 class Cache:
-    """A paged cache in which everything that no sequence uses is NaN, and its table in a random page order."""
+    """A paged cache in which all that no sequence uses is NaN, and its table in a random page order."""
 
     k: np.ndarray
     v: np.ndarray
@@ -28,7 +31,8 @@ def make_cache(rng, lengths, page, hkv, d, dtype="float16", order="random") -> C
     counts = [-(-n // page) for n in lengths]
     pages = sum(counts) + 2
     table = np.full((len(lengths), max(counts, default=0) + 1), UNUSED, np.int32)
-    ids = {"random": rng.permutation(pages), "reverse": np.arange(pages)[::-1], "sorted": np.arange(pages)}[order]
+    ids = {"random": rng.permutation(pages), "reverse": np.arange(pages)[::-1],
+           "sorted": np.arange(pages)}[order]
     k, v = (np.full((pages, page, hkv, d), np.nan, dtype) for _ in range(2))
     taken = 0
     for b, (n, count) in enumerate(zip(lengths, counts)):
@@ -44,7 +48,8 @@ def make_cache(rng, lengths, page, hkv, d, dtype="float16", order="random") -> C
 
 def run(machine, kernel, q, cache, **options):
     """Kernel results, judged and counted; returns (planned, o, lse) with the arrays on the host."""
-    p = cuattn.plan_decode(*(machine.upload(x) for x in (q, cache.k, cache.v, cache.table, cache.lengths)), kernel=kernel, **options)
+    p = cuattn.plan_decode(*(machine.upload(x) for x in (q, cache.k, cache.v, cache.table, cache.lengths)),
+                           kernel=kernel, **options)
     with machine.counting() as counted:
         p.run()
     machine.synchronize()
@@ -53,13 +58,15 @@ def run(machine, kernel, q, cache, **options):
         cost = p.cost()
         assert (counted.bytes_loaded, counted.bytes_stored) == (cost.bytes_loaded, cost.bytes_stored)
         assert counted.launches == cost.launches
-    cuattn.compare.check_decode(q, cache.k, cache.v, cache.table, cache.lengths, o, lse, rounding=p.plan.rounding).raise_if_bad()
+    cuattn.compare.check_decode(q, cache.k, cache.v, cache.table, cache.lengths, o, lse,
+                                rounding=p.plan.rounding).raise_if_bad()
     return p, o, lse
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("page, group, hkv", [
-    (1, 4, 2), (3, 1, 2), (16, 3, 1), (16, 5, 1), (32, 6, 1), (64, 7, 1), (96, 16, 1), (160, 32, 1), (192, 71, 1), (256, 128, 1),
+    (1, 4, 2), (3, 1, 2), (16, 3, 1), (16, 5, 1), (32, 6, 1), (64, 7, 1), (96, 16, 1), (160, 32, 1),
+    (192, 71, 1), (256, 128, 1),
 ])
 def test_pages_and_groups(machine, rng, randn, kernel, page, group, hkv):
     """Lengths on and one beside every page and tile boundary, and lengths of 0, in a random page order."""
@@ -124,7 +131,8 @@ def test_very_negative_logits(machine, rng, kernel):
 
 
 def run_scaled(machine, kernel, q, cache, scale):
-    p = cuattn.plan_decode(*(machine.upload(x) for x in (q, cache.k, cache.v, cache.table, cache.lengths)), kernel=kernel, softmax_scale=scale)
+    p = cuattn.plan_decode(*(machine.upload(x) for x in (q, cache.k, cache.v, cache.table, cache.lengths)),
+                           kernel=kernel, softmax_scale=scale)
     p.run()
     machine.synchronize()
     return p, *(machine.download(x) for x in p.outputs)
@@ -154,7 +162,8 @@ def test_interleaved_pool(machine, rng, randn, kernel):
     k, v = (pool[:, i].transpose(0, 2, 1, 3) for i in range(2))
     k[...], v[...] = machine.upload(cache.k), machine.upload(cache.v)
     q = randn(2, 1, 4, 64)
-    p = cuattn.plan_decode(machine.upload(q), k, v, machine.upload(cache.table), machine.upload(cache.lengths), kernel=kernel)
+    p = cuattn.plan_decode(machine.upload(q), k, v, machine.upload(cache.table),
+                           machine.upload(cache.lengths), kernel=kernel)
     p.run()
     machine.synchronize()
     o, lse = (machine.download(x) for x in p.outputs)
@@ -165,14 +174,17 @@ def test_interleaved_pool(machine, rng, randn, kernel):
 def test_page_numbers_past_65536(machine, rng, randn, kernel):
     """Pages of 16 × 8 × 128 elements: page 131,072 starts at element 2³¹."""
     pages, shape = 131080, (131080, 16, 8, 128)
-    make = (lambda: machine.empty(shape, "float16", poison=False)) if machine.name == "cpu" else (lambda: machine.xp.empty(shape, "float16"))
-    k, v = make(), make()
+    if machine.name == "cpu":
+        k, v = (machine.empty(shape, "float16", poison=False) for _ in range(2))
+    else:
+        k, v = (machine.xp.empty(shape, "float16") for _ in range(2))
     table = np.array([[65535, 65536, pages - 1]], np.int32)
     small = make_cache(rng, [40], 16, 8, 128)
     for i, page in enumerate(table[0]):
         k[page], v[page] = (machine.upload(x[small.table[0, i]]) for x in (small.k, small.v))
     q, lengths = randn(1, 1, 8, 128), np.array([40], np.int32)
-    p = cuattn.plan_decode(machine.upload(q), k, v, machine.upload(table), machine.upload(lengths), kernel=kernel)
+    p = cuattn.plan_decode(machine.upload(q), k, v, machine.upload(table), machine.upload(lengths),
+                           kernel=kernel)
     p.run()
     machine.synchronize()
     o, lse = (machine.download(x) for x in p.outputs)
@@ -184,7 +196,8 @@ def test_a_planned_call_follows_growing_lengths(machine, rng, randn, kernel):
     cache = make_cache(rng, [100, 60], 16, 2, 64)
     q = randn(2, 1, 4, 64)
     lengths = machine.upload(np.array([7, 60], np.int32))
-    p = cuattn.plan_decode(*(machine.upload(x) for x in (q, cache.k, cache.v, cache.table)), lengths, kernel=kernel)
+    p = cuattn.plan_decode(*(machine.upload(x) for x in (q, cache.k, cache.v, cache.table)), lengths,
+                           kernel=kernel)
     for now in ([7, 60], [99, 0]):
         lengths[...] = machine.upload(np.array(now, np.int32))
         p.run()
@@ -208,7 +221,8 @@ def test_equal_bits_under_every_schedule(cpu, rng, randn, kernel, splits):
 def test_both_machines_agree(cpu, rng, randn, kernel):
     """The same inputs on both: no further apart than either may be from float64."""
     cache, q = make_cache(rng, [300, 0, 77], 16, 2, 128, "bfloat16"), randn(3, 1, 8, 128, dtype="bfloat16")
-    (_, o, lse), (_, o_gpu, lse_gpu) = (run(machine, kernel, q, cache) for machine in (cpu, cuattn.open_machine("gpu")))
+    (_, o, lse), (_, o_gpu, lse_gpu) = (run(machine, kernel, q, cache)
+                                        for machine in (cpu, cuattn.open_machine("gpu")))
     tol = cuattn.compare.check_decode(q, cache.k, cache.v, cache.table, cache.lengths, o, lse).tol
     assert np.abs(o.astype(float) - o_gpu.astype(float)).max() <= tol
     np.testing.assert_allclose(lse, lse_gpu, atol=1e-5, rtol=2**-21)
@@ -220,7 +234,8 @@ def test_a_captured_graph_follows_lengths(rng, randn, kernel):
     machine = cuattn.open_machine("gpu")
     cache, q = make_cache(rng, [100, 60], 16, 2, 64), randn(2, 1, 4, 64)
     lengths = machine.upload(np.array([7, 60], np.int32))
-    p = cuattn.plan_decode(*(machine.upload(x) for x in (q, cache.k, cache.v, cache.table)), lengths, kernel=kernel)
+    p = cuattn.plan_decode(*(machine.upload(x) for x in (q, cache.k, cache.v, cache.table)), lengths,
+                           kernel=kernel)
     replay = machine.capture(p.run)
     for now in ([99, 1], [100, 0]):
         lengths[...] = machine.upload(np.array(now, np.int32))

@@ -1,4 +1,7 @@
-"""Every prefill kernel on every machine: shapes, masks, heads, strides, extreme logits, exact counts, equal bits."""
+"""Every prefill kernel on every machine.
+
+Shapes, masks, heads, strides, extreme logits, exact counts, equal bits.
+"""
 from __future__ import annotations
 
 from itertools import product
@@ -30,10 +33,11 @@ def run(machine, kernel, q, k, v, **options):
     return p, o, lse
 
 
-# (b, m, n, h, hkv): one tile, ragged ends, more queries than keys, a fully masked first tile, one key, many heads
+# (b, m, n, h, hkv): one tile, ragged ends, more queries than keys,
+# a fully masked first tile, one key, many heads
 SHAPES = [
-    (1, 64, 64, 1, 1), (2, 130, 77, 2, 1), (1, 88, 448, 14, 2), (1, 65, 257, 4, 4), (1, 1, 300, 3, 1), (1, 200, 1, 5, 5),
-    (3, 17, 33, 6, 2), (1, 129, 129, 7, 1),
+    (1, 64, 64, 1, 1), (2, 130, 77, 2, 1), (1, 88, 448, 14, 2), (1, 65, 257, 4, 4), (1, 1, 300, 3, 1),
+    (1, 200, 1, 5, 5), (3, 17, 33, 6, 2), (1, 129, 129, 7, 1),
 ]
 
 
@@ -63,7 +67,10 @@ def test_groups(machine, randn, kernel, group):
 @pytest.mark.parametrize("n", [1, 255, 1000])
 @pytest.mark.parametrize("causal", [False, True])
 def test_uniform_probe(machine, kernel, n, causal):
-    """q = 0 and integer V: the exact mean. Finds one key dropped or counted twice, which a maximum norm does not."""
+    """q = 0 and integer V: the exact mean.
+
+    Finds one key dropped or counted twice, which a maximum norm does not.
+    """
     probe = cuattn.compare.uniform_probe(1, 2, 1, 100, n, 64, causal=causal)
     p, o, lse = run(machine, kernel, probe.q, probe.k, probe.v, causal=causal)
     cuattn.compare.check_probe(o, lse, probe, p.plan.rounding).raise_if_bad()
@@ -72,7 +79,8 @@ def test_uniform_probe(machine, kernel, n, causal):
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_more_queries_than_keys(machine, randn, kernel):
     """Leading rows see no key: O = 0 and LSE = −∞; the others are exact."""
-    _, o, lse = run(machine, kernel, randn(1, 100, 2, 64), randn(1, 30, 2, 64), randn(1, 30, 2, 64), causal=True)
+    _, o, lse = run(machine, kernel, randn(1, 100, 2, 64), randn(1, 30, 2, 64), randn(1, 30, 2, 64),
+                    causal=True)
     assert (o[:, :70] == 0).all() and np.isneginf(lse[:, :, :70]).all()
     assert np.isfinite(lse[:, :, 70:]).all()
 
@@ -109,7 +117,8 @@ def test_two_keys_far_apart(machine, kernel):
 @pytest.mark.parametrize("size", [3e4, -3e4, 1e-4])
 def test_rows_of_equal_logits(machine, kernel, size):
     """Weights sum to 1: large logits stay finite in float16, tiny ones do not vanish."""
-    q, k, v = np.zeros((1, 2, 1, 64), "float16"), np.zeros((1, 100, 1, 64), "float16"), np.ones((1, 100, 1, 64), "float16")
+    q, k = np.zeros((1, 2, 1, 64), "float16"), np.zeros((1, 100, 1, 64), "float16")
+    v = np.ones((1, 100, 1, 64), "float16")
     q[..., 0], k[..., 0] = np.sqrt(abs(size)), np.copysign(np.sqrt(abs(size)), size)
     _, o, _ = run(machine, kernel, q, k, v, softmax_scale=1.0)
     np.testing.assert_allclose(o.astype(float), 1, atol=1e-3)
@@ -118,8 +127,9 @@ def test_rows_of_equal_logits(machine, kernel, size):
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_outliers(machine, rng, kernel):
     """N(0, 1) with rare N(0, 100): no worse than the dense same-dtype computation."""
+    shape = (1, 128, 2, 64)
     q, k, v = (
-        (rng.standard_normal((1, 128, 2, 64)) + 10 * rng.standard_normal((1, 128, 2, 64)) * (rng.random((1, 128, 2, 64)) < 1e-3))
+        (rng.standard_normal(shape) + 10 * rng.standard_normal(shape) * (rng.random(shape) < 1e-3))
         .astype("float16") for _ in range(3)
     )
     run(machine, kernel, q, k, v)
@@ -149,13 +159,17 @@ def test_nothing_outside_is_read_or_written(machine, randn, kernel):
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_strides(machine, randn, kernel):
-    """Transposed views, K and V with different strides, one key row for all keys, views of a fused projection."""
+    """Transposed views, K and V with different strides, one key row for all keys.
+
+    And views of a fused projection.
+    """
     heads_first = machine.upload(randn(1, 2, 65, 64))
     fused = machine.upload(randn(1, 65, 3, 2, 64))
     one_row = machine.upload(randn(1, 1, 2, 64))
     repeated = machine.xp.broadcast_to(one_row, (1, 65, 2, 64))
     turned = heads_first.transpose(0, 2, 1, 3)
-    for q, k, v in [(turned, turned, fused[:, :, 1]), (fused[:, :, 0], fused[:, :, 1], fused[:, :, 2]), (turned, repeated, turned)]:
+    for q, k, v in [(turned, turned, fused[:, :, 1]), (fused[:, :, 0], fused[:, :, 1], fused[:, :, 2]),
+                    (turned, repeated, turned)]:
         p = cuattn.plan_attention(q, k, v, kernel=kernel)
         p.run()
         machine.synchronize()
@@ -172,7 +186,8 @@ def test_heads_first_layout_needs_no_copy(machine, randn, kernel):
     machine.synchronize()
     o, lse = (machine.download(x) for x in p.outputs)
     assert o.shape == q.shape
-    cuattn.compare.check_attention(*bshd, o.transpose(0, 2, 1, 3), lse, rounding=p.plan.rounding).raise_if_bad()
+    cuattn.compare.check_attention(*bshd, o.transpose(0, 2, 1, 3), lse,
+                                   rounding=p.plan.rounding).raise_if_bad()
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -231,5 +246,5 @@ def test_a_row_does_not_depend_on_its_batch(machine, randn):
     q, k, v = (randn(3, 70, 2, 64) for _ in range(3))
     _, together, _ = run(machine, "flash", q, k, v)
     for i, j in product(range(3), range(2)):
-        _, alone, _ = run(machine, "flash", q[i : i + 1, :, j : j + 1], k[i : i + 1, :, j : j + 1], v[i : i + 1, :, j : j + 1])
+        _, alone, _ = run(machine, "flash", *(x[i : i + 1, :, j : j + 1] for x in (q, k, v)))
         assert (alone[0, :, 0] == together[i, :, j]).all()

@@ -1,4 +1,7 @@
-"""The table of kernels: every module here that defines `ROW` (or `ROWS`, where one `.cu` holds several kernels)."""
+"""The table of kernels.
+
+Every module here that defines `ROW`, or `ROWS` where one `.cu` holds several kernels.
+"""
 from __future__ import annotations
 
 import importlib
@@ -35,7 +38,8 @@ def find(name: str, family: str | None = None) -> Row:
     """
     rows = {n: r for n, r in ROWS.items() if family in (None, r.family)}
     if name not in rows:
-        raise ValueError(f"kernel: '{name}' is not a {family or 'known'} kernel; choose one of {', '.join(sorted(rows))}")
+        raise ValueError(f"kernel: '{name}' is not a {family or 'known'} kernel; "
+                         f"choose one of {', '.join(sorted(rows))}")
     return rows[name]
 
 
@@ -51,13 +55,15 @@ def load(path: str | Path) -> Row:
     """
     path = Path(path).resolve()
     if not path.is_file():
-        raise ValueError(f"kernel: expected a Python module, got {str(path)!r}, which does not exist; check the path")
+        raise ValueError(f"kernel: expected a Python module, got {str(path)!r}, which does not exist; "
+                         "check the path")
     spec = importlib.util.spec_from_file_location(f"cuattn_external_{path.stem}", path)
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
     except Exception as error:  # a stranger's module: any failure is its own, and one sentence for the user
-        raise ValueError(f"kernel: {path} does not load ({type(error).__name__}: {error}); mend it") from error
+        raise ValueError(f"kernel: {path} does not load ({type(error).__name__}: {error}); "
+                         "mend it") from error
     rows = _rows_of(module)
     if not rows:
         raise ValueError(f"kernel: {path} defines no ROW; see cuattn/kernels/flash.py for the format")

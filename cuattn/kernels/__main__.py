@@ -1,4 +1,7 @@
-"""`python -m cuattn.kernels`: writes the ladder, one line a kernel, into kernels_cu/README.md between its markers."""
+"""`python -m cuattn.kernels`: writes the ladder into kernels_cu/README.md between its markers.
+
+One line a kernel.
+"""
 from __future__ import annotations
 
 from cuattn.kernels import ROWS
@@ -15,7 +18,8 @@ def table() -> str:
         lines.append(f"| **{title}** | | | |")
         for row in sorted(ROWS.values(), key=lambda row: (row.name != "standard", row.name)):
             if row.family == family:
-                lines.append(f"| `{row.name}` | [{row.file}]({row.file}) | {', '.join(row.archs)} | {row.teaches} |")
+                lines.append(f"| `{row.name}` | [{row.file}]({row.file}) | {', '.join(row.archs)} "
+                             f"| {row.teaches} |")
     return "\n".join(lines) + "\n"
 
 

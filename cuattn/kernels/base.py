@@ -1,7 +1,8 @@
 """What a kernel tells the toolkit about itself: its row, its plan, its cost.
 
-A kernel is one `.cu` file and one module here that defines `ROW`. Everything in this package is pure integers: no arrays,
-no GPU, no compiler. The module is also the format of a kernel from outside the repository.
+A kernel is one `.cu` file and one module here that defines `ROW`. Everything in this package is pure
+integers: no arrays, no GPU, no compiler. The module is also the format of a kernel from outside the
+repository.
 """
 from __future__ import annotations
 
@@ -60,7 +61,8 @@ class AttentionShape:
 class DecodeShape:
     """One query token a sequence, (B, 1, H, D), against a paged cache (num_pages, page_size, HKV, D).
 
-    `max_pages` is the width of the block table. A plan sees no lengths: they live on the device and change every step.
+    `max_pages` is the width of the block table. A plan sees no lengths: they live on the device and change
+    every step.
     """
 
     b: int
@@ -116,8 +118,8 @@ class Plan:
         The tunables as chosen.
     scratch : mapping of name to (shape, dtype)
     rounding : {"float32", "weights", "input"}
-        What is rounded to the input dtype, and so how the output is judged: e^(s − m) only; P = softmax(S) after its
-        division by l; or the scores S as well.
+        What is rounded to the input dtype, and so how the output is judged: e^(s − m) only; P = softmax(S)
+        after its division by l; or the scores S as well.
     """
 
     launches: tuple[Launch, ...]
@@ -143,7 +145,10 @@ class Plan:
 
 @dataclass(frozen=True)
 class Cost:
-    """Closed forms. `bytes_*` are the global bytes the launches request, equal to what the CPU machine counts."""
+    """Closed forms.
+
+    `bytes_*` are the global bytes the launches request, equal to what the CPU machine counts.
+    """
 
     flops: int
     bytes_loaded: int
@@ -222,6 +227,7 @@ def resolve(row_constants: Mapping[str, Any], overrides: Mapping[str, Any] | Non
     for name, value in (overrides or {}).items():
         if name not in chosen:
             known = ", ".join(sorted(chosen)) or "none"
-            raise Unsupported(f"constants: '{name}' is not a tunable of this kernel (it has: {known}); remove it")
+            raise Unsupported(f"constants: '{name}' is not a tunable of this kernel (it has: {known}); "
+                              "remove it")
         chosen[name] = value
     return chosen

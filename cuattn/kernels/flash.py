@@ -29,8 +29,8 @@ def smem_bytes(d: int, block_m: int, block_n: int) -> int:
 def _tiles(shape: AttentionShape) -> list[tuple[int, int, int]]:
     """Candidate (block_m, block_n, warps), the preferred first.
 
-    A warp holds its rows of S and O in registers: 32 rows while O is at most 128 wide, 16 beyond. Few queries take the
-    small tile, since rows past M are computed for nothing.
+    A warp holds its rows of S and O in registers: 32 rows while O is at most 128 wide, 16 beyond. Few queries
+    take the small tile, since rows past M are computed for nothing.
     """
     width = round_up(shape.d, MMA_ROWS)
     if shape.m <= 64:
@@ -50,11 +50,12 @@ def plan(shape: AttentionShape, device, overrides=None) -> Plan:
         if smem <= device.smem_per_block:
             break
     else:
-        raise Unsupported(f"flash: tiles {block_m} × {block_n} at head dim {shape.d} need {smem} bytes of shared memory, "
-                          f"{device.name} grants {device.smem_per_block}; choose smaller block_m or block_n")
+        raise Unsupported(f"flash: tiles {block_m} × {block_n} at head dim {shape.d} need {smem} bytes of "
+                          f"shared memory, {device.name} grants {device.smem_per_block}; "
+                          "choose smaller block_m or block_n")
     if block_m % (MMA_ROWS * warps) or block_n % MMA_ROWS or min(block_m, block_n, warps) <= 0:
-        raise Unsupported(f"flash: block_m must be a multiple of 16·warps and block_n of 16, got block_m={block_m}, "
-                          f"block_n={block_n}, warps={warps}; change them")
+        raise Unsupported("flash: block_m must be a multiple of 16·warps and block_n of 16, got "
+                          f"block_m={block_m}, block_n={block_n}, warps={warps}; change them")
     constants = {"block_m": block_m, "block_n": block_n, "warps": warps}
     compiled = {
         "BLOCK_M": block_m, "BLOCK_N": block_n, "WARPS": warps, "HEAD_DIM": shape.d, "CAUSAL": shape.causal,
@@ -92,8 +93,8 @@ def arguments(shape: AttentionShape, plan: Plan, t) -> list:
 
 
 ROW = Row(
-    name="flash", family="prefill", file="prefill/flash.cu", archs=("sm_80+",), dtypes=("float16", "bfloat16"),
-    head_dims=range(8, 257, 8), features=frozenset({"causal", "gqa", "lse"}),
+    name="flash", family="prefill", file="prefill/flash.cu", archs=("sm_80+",),
+    dtypes=("float16", "bfloat16"), head_dims=range(8, 257, 8), features=frozenset({"causal", "gqa", "lse"}),
     constants={"block_m": None, "block_n": None, "warps": None},
     teaches="Keep the scores on the chip: one pass over the keys with a running maximum and sum.",
     plan=plan, cost=cost, arguments=arguments,

@@ -1,4 +1,7 @@
-"""paged: decode over a paged cache, one launch for the batch, split over keys where the batch is small (decode/paged.cu)."""
+"""paged: decode over a paged cache, one launch for the batch (decode/paged.cu).
+
+It is split over keys where the batch is small.
+"""
 from __future__ import annotations
 
 import numpy as np
@@ -32,7 +35,10 @@ def smem_bytes(d: int, warps: int, stages: int) -> int:
 
 
 def _shape_of_block(d: int, device, chosen) -> tuple[int, int, int]:
-    """(warps, stages, blocks an SM): the deepest rings of which two blocks fit an SM, else one block that fits."""
+    """(warps, stages, blocks an SM).
+
+    The deepest rings of which two blocks fit an SM, else one block that fits.
+    """
     candidates = [(4, 4), (4, 3), (4, 2), (2, 3), (2, 2), (1, 2)]
     candidates = [(chosen["warps"] or w, chosen["stages"] or s) for w, s in candidates]
     for blocks in (2, 1):
@@ -40,8 +46,9 @@ def _shape_of_block(d: int, device, chosen) -> tuple[int, int, int]:
             smem = smem_bytes(d, warps, stages)
             if smem <= device.smem_per_block and blocks * (smem + 1024) <= device.smem_per_sm:
                 return warps, stages, blocks
-    raise Unsupported(f"paged: {candidates[0][0]} warps with {candidates[0][1]} stages at head dim {d} do not fit the "
-                      f"{device.smem_per_block} bytes of shared memory of {device.name}; choose fewer")
+    raise Unsupported(f"paged: {candidates[0][0]} warps with {candidates[0][1]} stages at head dim {d} do "
+                      f"not fit the {device.smem_per_block} bytes of shared memory of {device.name}; "
+                      "choose fewer")
 
 
 def plan(shape: DecodeShape, device, overrides=None) -> Plan:
@@ -51,10 +58,12 @@ def plan(shape: DecodeShape, device, overrides=None) -> Plan:
     row_tiles = ceil_div(group, MMA_ROWS)
     warps, stages, per_sm = _shape_of_block(shape.d, device, chosen)
     if warps < 1 or stages < 2 or warps > 32:
-        raise Unsupported(f"paged: needs 1 to 32 warps and at least 2 stages, got warps={warps}, stages={stages}; change them")
+        raise Unsupported(f"paged: needs 1 to 32 warps and at least 2 stages, got warps={warps}, "
+                          f"stages={stages}; change them")
     blocks = max(shape.b * shape.hkv * row_tiles, 1)
     longest = max(shape.max_pages * shape.page_size, 1)
-    splits = chosen["splits"] or max(1, min(per_sm * device.sms // blocks, ceil_div(longest, 2 * warps * KEYS), MAX_SPLITS))
+    rounds = ceil_div(longest, 2 * warps * KEYS)
+    splits = chosen["splits"] or max(1, min(per_sm * device.sms // blocks, rounds, MAX_SPLITS))
     if not 1 <= splits <= 65535:
         raise Unsupported(f"paged: splits must be between 1 and 65535, got {splits}; change it")
     smem = smem_bytes(shape.d, warps, stages)
@@ -62,11 +71,13 @@ def plan(shape: DecodeShape, device, overrides=None) -> Plan:
         "HEAD_DIM": shape.d, "GROUP": group, "PAGE_SIZE": shape.page_size, "WARPS": warps, "STAGES": stages,
         "Element": shape.dtype, "Output": "float32" if splits > 1 else shape.dtype, "SMEM_BYTES": smem,
     }
-    launches = [Launch("decode/paged.cu", "paged", (splits, shape.hkv * row_tiles, shape.b), 32 * warps, smem, compiled)]
+    grid = (splits, shape.hkv * row_tiles, shape.b)
+    launches = [Launch("decode/paged.cu", "paged", grid, 32 * warps, smem, compiled)]
     scratch = {}
     if splits > 1:
         launches.append(combine_launch(shape.b, shape.h, shape.d, "float32", shape.dtype))
-        scratch = {"part": ((shape.b, splits, shape.h, shape.d), "float32"), "part_lse": ((shape.b, shape.h, splits), "float32")}
+        scratch = {"part": ((shape.b, splits, shape.h, shape.d), "float32"),
+                   "part_lse": ((shape.b, shape.h, splits), "float32")}
     return Plan(tuple(launches), {"splits": splits, "warps": warps, "stages": stages}, scratch)
 
 
@@ -107,9 +118,10 @@ def cost(shape: DecodeShape, plan: Plan, lengths) -> Cost:
 def arguments(shape: DecodeShape, plan: Plan, t) -> list:
     split = plan.constants["splits"] > 1
     bound = [[
-        ("q", t["q"]), ("k_cache", t["k_cache"]), ("v_cache", t["v_cache"]), ("block_table", t["block_table"]),
-        ("cache_seqlens", t["cache_seqlens"]), ("o", t["part"] if split else t["o"]),
-        ("lse", t["part_lse"] if split else t["lse"]), ("sigma", np.float32(t["softmax_scale"])),
+        ("q", t["q"]), ("k_cache", t["k_cache"]), ("v_cache", t["v_cache"]),
+        ("block_table", t["block_table"]), ("cache_seqlens", t["cache_seqlens"]),
+        ("o", t["part"] if split else t["o"]), ("lse", t["part_lse"] if split else t["lse"]),
+        ("sigma", np.float32(t["softmax_scale"])),
     ]]
     return bound + ([combine_arguments(t)] if split else [])
 
@@ -118,6 +130,7 @@ ROW = Row(
     name="paged", family="decode", file="decode/paged.cu", archs=("sm_80+",), dtypes=("float16", "bfloat16"),
     head_dims=range(8, 257, 8), features=frozenset({"gqa", "lse", "paged", "split"}),
     constants={"splits": None, "warps": None, "stages": None},
-    teaches="Paging costs a page number a key: with enough bytes in flight a scattered cache reads as fast as a flat one.",
+    teaches="Paging costs a page number a key: with enough bytes in flight a scattered cache reads as fast "
+            "as a flat one.",
     plan=plan, cost=cost, arguments=arguments,
 )

@@ -1,4 +1,7 @@
-"""Probes: what the device itself can do, the ceilings every other kernel is held against (probe/probes.cu)."""
+"""Probes: what the device itself can do (probe/probes.cu).
+
+The ceilings every other kernel is held against.
+"""
 from __future__ import annotations
 
 import numpy as np
@@ -62,15 +65,17 @@ _CONSTANTS = {"threads": 256, "unroll": 8, "blocks_per_sm": 4}
 
 def _row(name, cost, arguments, teaches) -> Row:
     return Row(
-        name=name, family="probe", file=FILE, archs=("sm_80+",), dtypes=("float16", "bfloat16"), head_dims=range(0),
-        features=frozenset(), constants=_CONSTANTS, teaches=teaches, plan=_plan(f"probe_{name}"), cost=cost,
-        arguments=arguments,
+        name=name, family="probe", file=FILE, archs=("sm_80+",), dtypes=("float16", "bfloat16"),
+        head_dims=range(0), features=frozenset(), constants=_CONSTANTS, teaches=teaches,
+        plan=_plan(f"probe_{name}"), cost=cost, arguments=arguments,
     )
 
 
 ROWS = (
-    _row("read", _cost_read, _arguments_bytes, "The floor of decode: nothing that must read S bytes is faster than this."),
+    _row("read", _cost_read, _arguments_bytes,
+         "The floor of decode: nothing that must read S bytes is faster than this."),
     _row("copy", _cost_copy, _arguments_bytes, "Device memory read and written at once."),
     _row("mma", _cost_mma, _arguments_mma, "The most mma.sync instructions a second the tensor cores take."),
-    _row("empty", _cost_empty, lambda shape, plan, t: [[]], "What a launch costs when the kernel does nothing."),
+    _row("empty", _cost_empty, lambda shape, plan, t: [[]],
+         "What a launch costs when the kernel does nothing."),
 )

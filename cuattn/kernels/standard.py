@@ -38,25 +38,28 @@ def plan(shape: AttentionShape, device, overrides=None) -> Plan:
     """Passes over groups of heads; the scratch holds S and P of one group."""
     chosen = resolve(ROW.constants, overrides)
     if chosen["score"] not in ("float32", "input"):
-        raise Unsupported(f"standard: score must be 'float32' or 'input', got {chosen['score']!r}; choose one")
+        raise Unsupported(f"standard: score must be 'float32' or 'input', got {chosen['score']!r}; "
+                          "choose one")
     score = "float32" if chosen["score"] == "float32" else shape.dtype
     heads = shape.b * shape.h
     group = min(chosen["head_group"] or heads, heads, GRID_LIMIT)
     if heads and group < 1:
-        raise Unsupported(f"standard: head_group must be at least 1, got {chosen['head_group']}; or None for all heads")
+        raise Unsupported(f"standard: head_group must be at least 1, got {chosen['head_group']}; "
+                          "or None for all heads")
     block = next((b for b in (128, 64) if max(_smem(shape.d, b)) <= device.smem_per_block), 64)
     scores_smem, output_smem = _smem(shape.d, block)
     columns = padded_columns(shape.n)
     compiled = {
         "BLOCK": block, "HEAD_DIM": shape.d, "CAUSAL": shape.causal, "Element": shape.dtype, "Score": score,
-        "SCORES_SMEM_BYTES": scores_smem, "SOFTMAX_SMEM_BYTES": SOFTMAX_SMEM, "OUTPUT_SMEM_BYTES": output_smem,
+        "SCORES_SMEM_BYTES": scores_smem, "SOFTMAX_SMEM_BYTES": SOFTMAX_SMEM,
+        "OUTPUT_SMEM_BYTES": output_smem,
     }
-    tiles = ceil_div(shape.m, block)
+    tiles, tiles_n = ceil_div(shape.m, block), ceil_div(columns, block)
     launches = []
     for head0 in range(0, heads, max(group, 1)):
         count = min(group, heads - head0)
         launches += [
-            Launch(FILE, "standard_scores", (ceil_div(columns, block), tiles, count), 32 * WARPS, scores_smem, compiled),
+            Launch(FILE, "standard_scores", (tiles_n, tiles, count), 32 * WARPS, scores_smem, compiled),
             Launch(FILE, "standard_softmax", (shape.m, count, 1), 32 * WARPS, SOFTMAX_SMEM, compiled),
             Launch(FILE, "standard_output", (tiles, 1, count), 2 * block, output_smem, compiled),
         ]
@@ -66,7 +69,10 @@ def plan(shape: AttentionShape, device, overrides=None) -> Plan:
 
 
 def cost(shape: AttentionShape, plan: Plan, lengths=None) -> Cost:
-    """S is written once and read twice, P written and read once; every tile of scores reads its rows of Q and K."""
+    """S is written once and read twice, P written and read once.
+
+    Every tile of scores reads its rows of Q and K.
+    """
     heads, size, m, n, d = shape.b * shape.h, ELEMENT_BYTES[shape.dtype], shape.m, shape.n, shape.d
     score = ELEMENT_BYTES[plan.scratch["s"][1]]
     columns, block = padded_columns(n), plan.constants["block"]
@@ -99,6 +105,7 @@ ROW = Row(
     name="standard", family="prefill", file=FILE, archs=("sm_80+",), dtypes=("float16", "bfloat16"),
     head_dims=range(8, 257, 8), features=frozenset({"causal", "gqa", "lse"}),
     constants={"head_group": None, "score": "float32"},
-    teaches="The formula as it stands: the M × N scores travel to memory and back, and set both the time and the footprint.",
+    teaches="The formula as it stands: the M × N scores travel to memory and back, and set both the time and "
+            "the footprint.",
     plan=plan, cost=cost, arguments=arguments,
 )
