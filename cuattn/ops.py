@@ -182,7 +182,8 @@ def plan_decode(q, k_cache, v_cache, block_table, cache_seqlens, *, softmax_scal
         Keys of each sequence; 0 gives o = 0, lse = −inf. Values on a GPU are checked with CUATTN_CHECK=1
         only.
     softmax_scale, kernel, constants, out
-        As in `plan_attention`; decode kernels.
+        As in `plan_attention`; decode kernels. How many splits `paged` takes depends on the batch; fix the
+        constant `splits` where a row's bits must not.
 
     Returns
     -------

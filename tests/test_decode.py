@@ -50,6 +50,8 @@ def run(machine, kernel, q, cache, **options):
     """Kernel results, judged and counted; returns (planned, o, lse) with the arrays on the host."""
     p = cuattn.plan_decode(*(machine.upload(x) for x in (q, cache.k, cache.v, cache.table, cache.lengths)),
                            kernel=kernel, **options)
+    for output in p.outputs:
+        machine.poison(output)
     with machine.counting() as counted:
         p.run()
     machine.synchronize()
@@ -66,7 +68,7 @@ def run(machine, kernel, q, cache, **options):
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("page, group, hkv", [
     (1, 4, 2), (3, 1, 2), (16, 3, 1), (16, 5, 1), (32, 6, 1), (64, 7, 1), (96, 16, 1), (160, 32, 1),
-    (192, 71, 1), (256, 128, 1),
+    (192, 71, 1), (224, 2, 2), (256, 128, 1),
 ])
 def test_pages_and_groups(machine, rng, randn, kernel, page, group, hkv):
     """Lengths on and one beside every page and tile boundary, and lengths of 0, in a random page order."""
@@ -89,11 +91,46 @@ def test_page_order(machine, rng, randn, kernel, order):
     run(machine, kernel, randn(2, 1, 8, 64), make_cache(rng, [100, 257], 16, 2, 64, order=order))
 
 
-@pytest.mark.parametrize("splits", [*range(1, 18), 32, 64, 127, 128])
-def test_every_split_count(machine, rng, randn, splits):
+def test_every_split_count(machine, rng, randn):
     """The number of keys not a multiple of the splits, and more splits than keys."""
-    cache = make_cache(rng, [333, 5, 0], 16, 1, 64)
-    run(machine, "paged", randn(3, 1, 4, 64), cache, constants={"splits": splits})
+    cache, q = make_cache(rng, [333, 5, 0], 16, 1, 64), randn(3, 1, 4, 64)
+    for splits in range(1, 129):
+        run(machine, "paged", q, cache, constants={"splits": splits})
+
+
+def test_a_row_does_not_depend_on_its_batch(machine, rng, randn):
+    """With the splits fixed: equal bits alone and in company."""
+    lengths = [500, 3, 77]
+    cache, q = make_cache(rng, lengths, 16, 2, 64), randn(3, 1, 4, 64)
+    _, together, _ = run(machine, "paged", q, cache, constants={"splits": 3})
+    for b in range(3):
+        alone = Cache(cache.k, cache.v, cache.table[b : b + 1], cache.lengths[b : b + 1])
+        _, o, _ = run(machine, "paged", q[b : b + 1], alone, constants={"splits": 3})
+        assert (o[0] == together[b]).all()
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("page, lengths", [(1, [1, 3]), (4, [13]), (128, [32, 64, 96, 48])])
+def test_unused_slots_hold_nan(machine, rng, randn, kernel, page, lengths):
+    """Whatever lies behind a sequence's end in its last page never enters."""
+    cache = make_cache(rng, lengths, page, 2, 64)
+    assert np.isnan(cache.k).any()
+    run(machine, kernel, randn(len(lengths), 1, 4, 64), cache)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("splits", [1, 4])
+def test_nothing_outside_the_output_is_written(machine, rng, randn, kernel, splits):
+    cache, q = make_cache(rng, [100, 7], 16, 2, 40), randn(2, 1, 4, 40)
+    margin, size = 512, q.size
+    sea = machine.empty((size + 2 * margin,), "float16")
+    out = sea[margin : margin + size].reshape(q.shape)
+    arrays = (machine.upload(x) for x in (q, cache.k, cache.v, cache.table, cache.lengths))
+    cuattn.plan_decode(*arrays, kernel=kernel, constants={"splits": splits}, out=out).run()
+    machine.synchronize()
+    sea = machine.download(sea)
+    assert np.isnan(sea[:margin]).all() and np.isnan(sea[-margin:]).all()
+    assert np.isfinite(sea[margin:-margin]).all()
 
 
 @pytest.mark.parametrize("kernel", KERNELS)

@@ -20,6 +20,8 @@ MARGIN = 512  # NaN elements around every buffer
 def run(machine, kernel, q, k, v, **options):
     """Kernel results for NumPy inputs, judged; returns (planned, o, lse) with the arrays on the host."""
     p = cuattn.plan_attention(*(machine.upload(x) for x in (q, k, v)), kernel=kernel, **options)
+    for output in p.outputs:
+        machine.poison(output)
     with machine.counting() as counted:
         p.run()
     machine.synchronize()
@@ -178,6 +180,19 @@ def test_strides(machine, randn, kernel):
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
+def test_a_dimension_of_one_has_no_stride(machine, randn, kernel):
+    """What is stored as the stride of a dimension of one element may be anything."""
+    q, k, v = (machine.upload(randn(1, n, 1, 64)) for n in (1, 33, 33))
+    odd = [_as_strided(machine, x, x.shape, (3331334, 128, 99990002, 2)) for x in (q, k, v)]
+    odd[0] = _as_strided(machine, q, q.shape, (3331334, 77777778, 99990002, 2))
+    p = cuattn.plan_attention(*odd, kernel=kernel)
+    p.run()
+    machine.synchronize()
+    host = [machine.download(x) for x in (q, k, v, *p.outputs)]
+    cuattn.compare.check_attention(*host, rounding=p.plan.rounding).raise_if_bad()
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
 def test_heads_first_layout_needs_no_copy(machine, randn, kernel):
     q, k, v = (randn(1, 2, length, 64) for length in (66, 90, 90))
     bshd = [x.transpose(0, 2, 1, 3) for x in (q, k, v)]
@@ -239,6 +254,23 @@ def test_both_machines_agree(cpu, randn, kernel, d, dtype):
     verdict = cuattn.compare.check_attention(q, k, v, o, lse, causal=True, rounding=p.plan.rounding)
     assert np.abs(o.astype(float) - o_gpu.astype(float)).max() <= verdict.tol
     np.testing.assert_allclose(lse, lse_gpu, atol=1e-5, rtol=2**-21)
+
+
+@pytest.mark.gpu
+def test_a_thousand_runs_give_equal_bits(randn):
+    """Under memory pressure: most of the device is taken while the kernel runs."""
+    machine = cuattn.open_machine("gpu")
+    q, k, v = (machine.upload(randn(2, 300, 4, 128, dtype="bfloat16")) for _ in range(3))
+    p = cuattn.plan_attention(q, k, v, causal=True)
+    first = [x.view("uint8").copy() for x in p.run()]
+    taken = machine.xp.empty(int(0.8 * machine.device.memory_bytes) - machine.used_bytes(), "uint8")
+    for _ in range(1000):
+        for x in p.outputs:
+            machine.poison(x)
+        p.run()
+        for x, y in zip(p.outputs, first):
+            assert bool((x.view("uint8") == y).all())
+    del taken
 
 
 def test_a_row_does_not_depend_on_its_batch(machine, randn):
