@@ -3,8 +3,8 @@
 // A row's state is (m, l): the largest score seen and Σ e^{σ(s − m)}. When m grows, everything summed under
 // the old m is multiplied by e^{σ(m_old − m_new)}. Exponentials are taken to base 2, with σ₂ = σ·log₂e.
 //
-// NOTE: s − m is taken before it is scaled. The usual σ₂s − σ₂m is one fma, but rounds σ₂m alone: at logits of
-// 3·10⁴ the largest weight is then 2^±0.002 instead of 1, which shows in float16.
+// NOTE: s − m is taken before it is scaled. The usual σ₂s − σ₂m is one fma, but rounds σ₂m alone: at logits
+// of 3·10⁴ the largest weight is then 2^±0.002 instead of 1, which shows in float16.
 #pragma once
 #include "prim/mma.cuh"
 

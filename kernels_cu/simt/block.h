@@ -148,7 +148,8 @@ inline void named_barrier_arrive(int id, int threads, Site site = Site::here()) 
   Warp* warp = me->warp;
   Block& block = machine.block;
   if (me->copies.count)  // in late mode; on a GPU they may land where something else has come to lie
-    fail(me->copies.items[0].site, "cp.async issued here was never waited for: commit its group, and wait before the thread ends");
+    fail(me->copies.items[0].site,
+         "cp.async issued here was never waited for: commit its group, and wait before the thread ends");
   warp->ready &= ~me->slot_bit;
   warp->live &= ~(1u << me->lane);
   --block.live;

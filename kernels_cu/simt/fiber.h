@@ -111,8 +111,8 @@ struct StackPool {
     count = threads;
     return true;
   }
-  // NOTE: tops are staggered, since page-aligned stacks would all meet in the same sets of the L1 cache; by no
-  // more than half a page, so that what a thread uses most stays in one page.
+  // NOTE: tops are staggered, since page-aligned stacks would all meet in the same sets of the L1 cache; by
+  // no more than half a page, so that what a thread uses most stays in one page.
   char* top(int i) const { return base + (i + 1) * stride() - size_t(i % 32) * 64; }
 
   /// Index of the stack whose guard page holds this address, or -1.
