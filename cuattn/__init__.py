@@ -5,16 +5,8 @@ from cuattn.contract import ContractError
 from cuattn.kernels.base import Unsupported
 from cuattn.kvcache import OutOfPages, PagedKVCache
 from cuattn.machine import Counters, DeviceError, MachineUnavailable, open_machine
-from cuattn.ops import (
-    append_kv,
-    attention,
-    decode,
-    merge_states,
-    plan_append,
-    plan_attention,
-    plan_decode,
-    plan_probe,
-)
+from cuattn.ops import append_kv, attention, decode, merge_states, plan_append, plan_attention, plan_decode
+from cuattn.probing import plan_probe
 
 __all__ = [
     "CompileError", "CompilerMissing", "ContractError", "Counters", "DeviceError", "MachineUnavailable",

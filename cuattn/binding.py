@@ -6,6 +6,7 @@ sets addresses and launches.
 """
 from __future__ import annotations
 
+import sys
 import threading
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -20,15 +21,27 @@ from cuattn.machine import Machine, Tensor, open_machine
 
 
 @lru_cache(maxsize=1024)
-def resolve(row: Row, shape, device, constants: tuple) -> tuple[Plan, tuple]:
-    """The plan and its binaries, once for each shape, device and choice of constants."""
-    plan = row.plan(shape, device, dict(constants))
-    target = device.arch
-    if not row.runs_on(target):
-        raise Unsupported(f"kernel '{row.name}' runs on {', '.join(row.archs)}, and this device is {target}; "
-                          "choose another")
-    return plan, tuple(compiler.build(launch.file, launch.entry, launch.constants, target)
-                       for launch in plan.launches)
+def _plan(row: Row, shape, device, constants: tuple) -> Plan:
+    """The plan, once for each shape, device and choice of constants."""
+    if not row.runs_on(device.arch):
+        raise Unsupported(f"kernel '{row.name}' runs on {', '.join(row.archs)}, and this device is "
+                          f"{device.arch}; choose another")
+    return row.plan(shape, device, dict(constants))
+
+
+def resolve(row: Row, shape, device, constants: dict | None) -> tuple[Plan, tuple]:
+    """The plan and the binary of each launch; a source edited since the last call is compiled again."""
+    chosen = tuple(sorted((constants or {}).items()))
+    try:
+        plan = _plan(row, shape, device, chosen)
+    except TypeError:  # a constant that cannot be looked up; the row's plan says what is wrong with it
+        plan = _plan.__wrapped__(row, shape, device, chosen)
+    built: dict[tuple, Any] = {}
+    for launch in plan.launches:
+        key = (launch.file, launch.entry, id(launch.constants))
+        if key not in built:
+            built[key] = compiler.build(launch.file, launch.entry, launch.constants, device.arch)
+    return plan, tuple(built[launch.file, launch.entry, id(launch.constants)] for launch in plan.launches)
 
 
 @dataclass
@@ -99,6 +112,15 @@ class Planned:
                 "spill_bytes": sum(b.spill_bytes for b in self.builds)}
 
 
+def _reachable(name: str, x) -> None:
+    """Refuses what no kernel can read, and PyTorch tensors whose gradient would silently be lost."""
+    if getattr(x, "requires_grad", False) and sys.modules["torch"].is_grad_enabled():
+        raise contract.refuse(name, "a tensor without gradient, for there is no backward pass",
+                              "requires_grad=True", "detach it or call under torch.no_grad()")
+    if not (getattr(x, "is_cuda", False) or hasattr(x, "__cuda_array_interface__")):
+        raise contract.refuse(name, "a NumPy, CuPy or CUDA PyTorch array", type(x).__name__, "convert it")
+
+
 class Binding:
     """Collects a call's arrays as tensors of one machine, with the copies that plain NumPy arrays need."""
 
@@ -109,18 +131,23 @@ class Binding:
             raise contract.refuse(foreign[0], f"a NumPy array as {inside} is",
                                   type(arrays[foreign[0]]).__name__, "bring all arrays to one side")
         for name in foreign:
-            x = arrays[name]
-            if not (hasattr(x, "__cuda_array_interface__") or getattr(x, "is_cuda", False)):
-                raise contract.refuse(name, "a NumPy, CuPy or CUDA PyTorch array", type(x).__name__,
-                                      "convert it")
+            _reachable(name, arrays[name])
         self.first = next(iter(arrays.values()))
         self.machine = open_machine("gpu" if foreign else "cpu")
+        for name in foreign:
+            self._on_this_gpu(name, arrays[name])
         self.copies_in, self.copies_out = [], []
         self.made: dict[str, tuple] = {}  # outputs and scratch that the caller did not bring
         self.tensors: dict[str, Tensor] = {name: self._input(x) for name, x in arrays.items()}
 
     def _host(self) -> bool:
         return self.machine.name == "cpu"
+
+    def _on_this_gpu(self, name: str, x) -> None:
+        index = self.machine.index_of(x)
+        if index != self.machine.index:
+            raise contract.refuse(name, f"an array on GPU {self.machine.index}, the one this process opened",
+                                  f"one on GPU {index}", "move it there")
 
     def _input(self, x) -> Tensor:
         if self._host() and not self.machine.owns(x):
@@ -133,6 +160,12 @@ class Binding:
         """The array an output goes to, the caller's or a new one; binds it under `name`."""
         if given is None:
             self.made[name] = (tuple(shape), dtype)
+        elif self._host() != isinstance(given, np.ndarray):
+            raise contract.refuse("out", f"an array of q's kind, {type(self.first).__name__}",
+                                  type(given).__name__, "give one beside q")
+        elif not self._host():
+            _reachable("out", given)
+            self._on_this_gpu("out", given)
         if given is None and not self._host():
             given = self.machine.like(self.first, shape, dtype)
         if given is None or (self._host() and not self.machine.owns(given)):
@@ -148,11 +181,14 @@ class Binding:
                       (tuple(shape), dtype))
         return given
 
+    def source(self, name: str):
+        """The caller's own array behind an input."""
+        inside = self.tensors[name].array
+        return next((out for copy, out in self.copies_in if copy is inside), inside)
+
     def values(self, name: str) -> np.ndarray:
         """An input's contents on the host."""
-        inside = self.tensors[name].array
-        outside = next((out for copy, out in self.copies_in if copy is inside), None)
-        return outside if outside is not None else self.machine.download(inside)
+        return self.machine.download(self.source(name))
 
     def inout(self, name: str) -> None:
         """An input that the kernel also writes: copied back where it was copied in."""
@@ -162,7 +198,7 @@ class Binding:
     def planned(self, row: Row, shape, constants, outputs, scalars, lengths=None) -> Planned:
         """Resolves plan and binaries, makes the scratch, and prepares every launch that has work."""
         machine = self.machine
-        plan, builds = resolve(row, shape, machine.device, tuple(sorted((constants or {}).items())))
+        plan, builds = resolve(row, shape, machine.device, constants)
         for name, (extent, dtype) in plan.scratch.items():
             self.output(name, extent, dtype)
         bound = row.arguments(shape, plan, {**self.tensors, **scalars})
@@ -173,6 +209,13 @@ class Binding:
         return Planned(row, shape, plan, machine, outputs, builds, self.tensors, launches,
                        [args for *_, args in work], self.made, lengths, self.copies_in, self.copies_out,
                        self.first)
+
+
+def repeatable(planned: Planned) -> bool:
+    """Whether every array its launches use is the operation's own, so that a later call can set its address."""
+    own = {id(t) for t in planned.tensors.values()}
+    used = (value for args in planned.arguments for _, value in args if isinstance(value, Tensor))
+    return all(id(value) in own for value in used)
 
 
 class Repeat:
@@ -226,8 +269,9 @@ def signature(*arrays) -> tuple | None:
     if len({type(x) for x in arrays}) > 1:
         return None
     if kind.__module__ == "cupy":
-        return tuple([(x.shape, x.strides, x.dtype.char, x.data.ptr % contract.WORD) for x in arrays])
-    if hasattr(arrays[0], "data_ptr") and all(x.is_cuda for x in arrays):
+        return tuple([(x.shape, x.strides, x.dtype.char, x.data.ptr % contract.WORD, x.data.device_id)
+                      for x in arrays])
+    if hasattr(arrays[0], "data_ptr") and all(x.is_cuda and not x.requires_grad for x in arrays):
         return tuple([(x.shape, x.stride(), x.dtype, x.data_ptr() % contract.WORD, x.device.index)
                       for x in arrays])
     return None

@@ -13,6 +13,7 @@ from cuattn.machine import Tensor
 MAX_HEADS = 256  # more heads than any model has: (B, H, N, D) read as (B, N, H, D)
 GRID_LIMIT = 65535
 WORD = 16  # bytes of one vector access
+SMALLEST_SCALE, LARGEST_SCALE = 2.0**-100, 2.0**100  # times log₂e still normal in float32
 
 
 class ContractError(ValueError):
@@ -55,6 +56,26 @@ def vectors(name: str, t: Tensor) -> None:
                      f"strides {t.strides} at address …{t.address % 256:#x}", "make a contiguous copy")
 
 
+def writable(name: str, t: Tensor) -> None:
+    """Every element of an output must have a place of its own."""
+    covered = 1
+    for stride, size in sorted((abs(stride), size) for size, stride in zip(t.shape, t.strides) if size > 1):
+        if stride < covered:
+            raise refuse(name, "an array whose elements do not overlap",
+                         f"strides {t.strides} for shape {t.shape}", "make a contiguous copy")
+        covered = stride * size
+
+
+def apart(name: str, t: Tensor, others: dict[str, Tensor]) -> None:
+    """An output may not lie among the inputs: blocks write it while others still read."""
+    low, high = t.extent
+    for other, x in others.items():
+        first, last = x.extent
+        if low < last and first < high:
+            raise refuse(name, f"memory apart from {other}", "memory that overlaps it",
+                         "give it memory of its own")
+
+
 def head_dim(d: int, row) -> None:
     if d not in row.head_dims:
         last, step = row.head_dims[-1], row.head_dims.step
@@ -73,12 +94,15 @@ def heads(h: int, hkv: int) -> None:
 def scale(value: float | None, d: int) -> float:
     """The softmax scale, 1/√D by default.
 
-    It must be positive: the running maximum is taken before scaling.
+    It must be positive, because the running maximum is taken before scaling, and an ordinary number in float32,
+    the type in which kernels use it.
     """
     if value is None:
         return 1.0 / math.sqrt(d) if d else 1.0
-    if not (isinstance(value, (int, float, np.floating)) and math.isfinite(value) and value > 0):
-        raise refuse("softmax_scale", "a positive number", value, "leave it out for 1/sqrt(D)")
+    number = isinstance(value, (int, float, np.floating)) and not isinstance(value, bool)
+    if not (number and SMALLEST_SCALE <= value <= LARGEST_SCALE):
+        raise refuse("softmax_scale", f"a number from {SMALLEST_SCALE:.2g} to {LARGEST_SCALE:.2g}", value,
+                     "leave it out for 1/sqrt(D)")
     return float(value)
 
 
@@ -108,6 +132,7 @@ def page_table(num_pages: int, page_size: int, table: np.ndarray, lengths: np.nd
     `more` is the number of rows about to be written behind each length. Entries behind a sequence's last page
     may hold anything.
     """
+    lengths = lengths.astype(np.int64)
     capacity = table.shape[1] * page_size
     if lengths.size and (lengths.min() < 0 or lengths.max() + more > capacity):
         b = int(lengths.argmin() if lengths.min() < 0 else lengths.argmax())
@@ -120,3 +145,17 @@ def page_table(num_pages: int, page_size: int, table: np.ndarray, lengths: np.nd
         b, i = (int(x) for x in np.argwhere(bad)[0])
         raise refuse(f"block_table[{b}, {i}]", f"a page number below {num_pages}", int(table[b, i]),
                      "mend the table")
+    if more:
+        _written_once(table, lengths // page_size, (lengths + more - 1) // page_size)
+
+
+def _written_once(table: np.ndarray, first: np.ndarray, last: np.ndarray) -> None:
+    """Two sequences may read one page; where both append to it, the result would depend on who comes last."""
+    owner: dict[int, int] = {}
+    for b in range(len(table)):
+        for i in range(int(first[b]), int(last[b]) + 1):
+            page = int(table[b, i])
+            if owner.setdefault(page, b) != b:
+                raise refuse(f"block_table[{b}, {i}]", "a page that no other sequence appends to",
+                             f"{page}, which sequence {owner[page]} appends to as well",
+                             "copy the page first")

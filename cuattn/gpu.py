@@ -91,6 +91,7 @@ class GpuMachine:
         self.xp = _import_cupy()
         self._modules: dict[str, object] = {}
         self._pool = None
+        self._capturing = False
         runtime = self.xp.cuda.runtime
         self.index = runtime.getDevice()
         p = runtime.getDeviceProperties(self.index)
@@ -134,11 +135,20 @@ class GpuMachine:
         else:
             array = array if isinstance(array, self.xp.ndarray) else self.xp.asarray(array)
             shape, itemsize = array.shape, array.itemsize
-            strides = tuple(s // itemsize for s in array.strides)
+            if any(stride % itemsize for stride in array.strides):
+                raise ValueError(f"array: expected strides in whole elements of {itemsize} bytes, got "
+                                 f"{array.strides} bytes; copy it")
+            strides = tuple(stride // itemsize for stride in array.strides)
             address, dtype = array.data.ptr, array.dtype.name
         # A dimension of one element has no stride; what is stored there may be anything.
         strides = tuple(0 if n == 1 else s for n, s in zip(shape, strides))
         return Tensor(address, shape, strides, dtype, itemsize, array)
+
+    def index_of(self, array) -> int:
+        """The number of the GPU that holds it."""
+        if hasattr(array, "data_ptr"):
+            return array.device.index
+        return (array if isinstance(array, self.xp.ndarray) else self.xp.asarray(array)).data.device_id
 
     def maker(self, array):
         """(make(shape, dtype), address(array)) for new arrays of the caller's kind, not initialised."""
@@ -155,8 +165,11 @@ class GpuMachine:
     # --- work
 
     def stream(self, array=None):
-        """The caller's current stream: PyTorch's if `array` is a PyTorch tensor, else CuPy's."""
-        if array is not None and hasattr(array, "data_ptr"):
+        """The caller's current stream: PyTorch's if `array` is a PyTorch tensor, else CuPy's.
+
+        While CuPy's current stream is being captured it is that one, whatever the array.
+        """
+        if array is not None and hasattr(array, "data_ptr") and not self._capturing:
             return self._foreign(sys.modules["torch"].cuda.current_stream(array.device).cuda_stream)
         return nullcontext()
 
@@ -219,13 +232,20 @@ class GpuMachine:
         return self.xp.empty(2 * self.device.l2_bytes, dtype=np.uint8)
 
     def capture(self, fn):
-        """A callable that replays what `fn` launches as one CUDA graph."""
+        """A callable that replays what `fn` launches as one CUDA graph.
+
+        `fn` must not allocate; a plan's `run` does not.
+        """
         with self.xp.cuda.Stream(non_blocking=True) as stream:
             fn()  # modules load outside the capture
             stream.synchronize()
-            stream.begin_capture()
-            fn()
-            graph = stream.end_capture()
+            self._capturing = True
+            try:
+                stream.begin_capture()
+                fn()
+                graph = stream.end_capture()
+            finally:
+                self._capturing = False
         return lambda: graph.launch(self.xp.cuda.get_current_stream())
 
     def sm_clock_mhz(self) -> float:

@@ -6,6 +6,7 @@ which executes the same `.cu` files, counts every byte they request and reports 
 from __future__ import annotations
 
 import struct
+import threading
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
@@ -104,6 +105,7 @@ def pack(args: list[tuple[str, Any]]) -> list[tuple[str, bytes]]:
 
 
 _open: dict[str, Machine] = {}
+_opening = threading.RLock()
 
 
 def open_machine(name: str = "best") -> Machine:
@@ -126,13 +128,14 @@ def open_machine(name: str = "best") -> Machine:
             return open_machine("gpu")
         except MachineUnavailable:
             return open_machine("cpu")
-    if name not in _open:
-        if name == "gpu":
-            from cuattn.gpu import GpuMachine
+    with _opening:
+        if name not in _open:
+            if name == "gpu":
+                from cuattn.gpu import GpuMachine
 
-            _open[name] = GpuMachine()
-        else:
-            from cuattn.cpu import CpuMachine
+                _open[name] = GpuMachine()
+            else:
+                from cuattn.cpu import CpuMachine
 
-            _open[name] = CpuMachine()
+                _open[name] = CpuMachine()
     return _open[name]

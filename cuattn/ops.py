@@ -1,37 +1,40 @@
 """The operations: check, plan, launch.
 
 Arrays choose the machine: NumPy arrays run on the CPU machine; CuPy arrays, PyTorch tensors and anything with
-`__cuda_array_interface__` run on their GPU, on the caller's current stream. Results come in the caller's
-kind.
+`__cuda_array_interface__` run on the GPU, on the caller's current stream. Results are PyTorch tensors for
+PyTorch tensors, NumPy arrays for NumPy arrays and CuPy arrays for everything else. A process uses one GPU,
+the one that is current when its first array comes.
 """
 from __future__ import annotations
 
 import os
 
-import numpy as np
-
 from cuattn import compile as compiler
 from cuattn import contract, kernels
-from cuattn.binding import Binding, Planned, Repeat, remember, repeats, resolve, signature
-from cuattn.kernels.base import AppendShape, AttentionShape, DecodeShape, ProbeShape, Row
+from cuattn.binding import Binding, Planned, Repeat, remember, repeatable, repeats, signature
+from cuattn.kernels.base import AppendShape, AttentionShape, DecodeShape, Row
 from cuattn.kernels.paged import combine_arguments, combine_launch
-from cuattn.machine import Machine, Tensor
+from cuattn.machine import Tensor
 
 HALF = ("float16", "bfloat16")
 
 
 def _run(plan, arrays: tuple, names, returns, options: dict, constants=None, out=None) -> tuple:
     """Plans and runs; a GPU call like an earlier one repeats it, unless values are to be checked."""
-    unlike = out is not None or (plan is not plan_attention and _wants_checks())
-    alike = None if unlike else signature(*arrays)
-    if alike is not None:
-        key = (plan, alike, *options.values(), tuple(sorted(constants.items())) if constants else None)
-        if (known := repeats.get(key)) is not None:
-            return known.call(*arrays)
+    key = known = None
+    if out is None and (plan is plan_attention or not _wants_checks()) and (alike := signature(*arrays)):
+        row = kernels.ROWS.get(options.get("kernel"))  # not its name: a reloaded kernel is another one
+        key = (plan, row, alike, *options.values(), tuple(sorted(constants.items())) if constants else None)
+        try:
+            known = repeats.get(key)
+        except TypeError:
+            key = None  # an option of some odd type; the plan will say what is wrong with it
+    if known is not None:
+        return known.call(*arrays)
     more = {name: x for name, x in (("constants", constants), ("out", out)) if x is not None}
     planned = plan(*arrays, **options, **more)
     outputs = planned.run()
-    if alike is not None:
+    if key is not None and repeatable(planned):
         remember(key, Repeat(planned, names, returns))
     return outputs
 
@@ -46,6 +49,12 @@ def _check_features(row: Row, h: int, hkv: int, causal: bool = False) -> None:
                               "repeat them, or choose another")
     if causal and "causal" not in row.features:
         raise contract.refuse("causal", f"False for kernel '{row.name}'", True, "choose another kernel")
+
+
+def _check_out(out: Tensor, inputs: dict[str, Tensor]) -> None:
+    contract.vectors("out", out)
+    contract.writable("out", out)
+    contract.apart("out", out, inputs)
 
 
 def plan_attention(q, k, v, *, causal: bool = False, softmax_scale: float | None = None,
@@ -105,10 +114,11 @@ def plan_attention(q, k, v, *, causal: bool = False, softmax_scale: float | None
     _check_features(row, h, hkv, causal)
     for name, t in (("q", tq), ("k", tk), ("v", tv)):
         contract.vectors(name, t)
+    inputs = dict(binding.tensors)
     o = binding.output("o", q.shape, tq.dtype, out)
     if layout == "bhsd":
         binding.tensors["o"] = _swap(binding.tensors["o"])
-    contract.vectors("out", binding.tensors["o"])
+    _check_out(binding.tensors["o"], inputs)
     lse = binding.output("lse", (b, h, m), "float32")
     shape = AttentionShape(b, h, hkv, m, n, d, tq.dtype, bool(causal))
     scalars = {"softmax_scale": contract.scale(softmax_scale, d)}
@@ -219,12 +229,13 @@ def plan_decode(q, k_cache, v_cache, block_table, cache_seqlens, *, softmax_scal
     _check_features(row, h, hkv)
     contract.vectors("q", t["q"])
     _check_cache(t, _checks_values(binding), binding)
+    inputs = dict(t)
     o = binding.output("o", (b, 1, h, d), t["q"].dtype, out)
-    contract.vectors("out", t["o"])
+    _check_out(t["o"], inputs)
     lse = binding.output("lse", (b, h, 1), "float32")
     shape = DecodeShape(b, h, hkv, d, page_size, t["block_table"].shape[1], t["q"].dtype)
     scalars = {"softmax_scale": contract.scale(softmax_scale, d)}
-    return binding.planned(row, shape, constants, (o, lse), scalars, lengths=t["cache_seqlens"].array)
+    return binding.planned(row, shape, constants, (o, lse), scalars, lengths=binding.source("cache_seqlens"))
 
 
 def decode(q, k_cache, v_cache, block_table, cache_seqlens, *, softmax_scale: float | None = None,
@@ -284,6 +295,8 @@ def plan_append(k, v, k_cache, v_cache, block_table, cache_seqlens, *, kernel: s
     contract.grid(b, hkv)
     for name in ("k", "v"):
         contract.vectors(name, t[name])
+    for name in ("k_cache", "v_cache"):
+        contract.writable(name, t[name])
     _check_cache(t, _checks_values(binding), binding, more=count)
     binding.inout("k_cache")
     binding.inout("v_cache")
@@ -312,7 +325,7 @@ def merge_states(o_a, lse_a, o_b, lse_b):
     Returns
     -------
     (o, lse)
-        Two empty states give (0, −inf); an empty one leaves the other's bits as they are.
+        Two empty states give (0, −inf); an empty one leaves the other's values as they are.
     """
     for name, x in (("o_a", o_a), ("o_b", o_b)):
         contract.rank(name, x, "B, M, H, D")
@@ -327,60 +340,25 @@ def merge_states(o_a, lse_a, o_b, lse_b):
         contract.same(name, (t[name].shape, t[name].dtype), "o_a's rows", ((b, h, m), "float32"))
     if d % 2 or not 0 < d <= 2048:
         raise contract.refuse("o_a", "an even head dim up to 2048", d, "pad it with zeros")
-    contract.grid(b * m, h)
-    return _merge(binding, (o_a, o_b), (lse_a, lse_b), b, m, h, d)
+    contract.grid(b, h)
+    return _merge(binding, b, m, h, d)
 
 
-def _merge(binding: Binding, outputs, lses, b: int, m: int, h: int, d: int):
-    """Lays the two states side by side as two splits and lets `combine` merge them."""
-    machine, t = binding.machine, binding.tensors
-    dtype, make = t["o_a"].dtype, machine.like
-    part = make(binding.first, (b * m, 2, h, d), dtype)
-    part_lse = make(binding.first, (b * m, h, 2), "float32")
-    for i in range(2):
-        part[:, i] = outputs[i].reshape((b * m, h, d))
-        part_lse[:, :, i] = lses[i].swapaxes(1, 2).reshape((b * m, h))
-    o, lse = make(binding.first, (b * m, 1, h, d), dtype), make(binding.first, (b * m, h, 1), "float32")
-    if b * m * h:
-        launch = combine_launch(b * m, h, d, dtype, dtype)
+def _merge(binding: Binding, b: int, m: int, h: int, d: int):
+    """Lays the states side by side as two splits for `combine` to merge, a grid's worth of rows at a time."""
+    machine, first, rows = binding.machine, binding.first, b * m
+    dtype, make = binding.tensors["o_a"].dtype, machine.like
+    part, part_lse = make(first, (rows, 2, h, d), dtype), make(first, (rows, h, 2), "float32")
+    for i, side in enumerate("ab"):
+        part[:, i] = binding.source(f"o_{side}").reshape((rows, h, d))
+        part_lse[:, :, i] = binding.source(f"lse_{side}").swapaxes(1, 2).reshape((rows, h))
+    o, lse = make(first, (rows, 1, h, d), dtype), make(first, (rows, h, 1), "float32")
+    for start in range(0, rows if h else 0, contract.GRID_LIMIT):
+        some = slice(start, min(start + contract.GRID_LIMIT, rows))
+        launch = combine_launch(some.stop - start, h, d, dtype, dtype)
         built = compiler.build(launch.file, launch.entry, launch.constants, machine.device.arch)
-        bound = {"part": part, "part_lse": part_lse, "o": o, "lse": lse}
+        bound = {"part": part[some], "part_lse": part_lse[some], "o": o[some], "lse": lse[some]}
         args = combine_arguments({name: machine.tensor(x) for name, x in bound.items()})
-        with machine.stream(binding.first):
+        with machine.stream(first):
             machine.launch(built, launch.grid, launch.block, launch.smem_bytes, args)
     return o.reshape((b, m, h, d)), lse.reshape((b, m, h)).swapaxes(1, 2)
-
-
-def plan_probe(machine: Machine, kernel: str, *, bytes: int = 0, flops: int = 0, dtype: str = "bfloat16",
-               constants: dict | None = None) -> Planned:
-    """A probe of the device itself, with its own buffers.
-
-    Parameters
-    ----------
-    machine : Machine
-    kernel : {"read", "copy", "mma", "empty"}
-    bytes : int
-        For read and copy: bytes read, rounded down to whole 16-byte words.
-    flops : int
-        For mma: at least so many.
-    """
-    row = kernels.find(kernel, "probe")
-    shape = ProbeShape(bytes, flops, dtype)
-    plan, builds = resolve(row, shape, machine.device, tuple(sorted((constants or {}).items())))
-    sink = plan.constants["blocks"] * plan.constants["threads"]
-    buffers = {
-        "source": machine.empty((max(bytes, 32 * 24) // 4,), "uint32"),
-        "sink": machine.empty((bytes // 4 if kernel == "copy" else sink,), "uint32"),
-    }
-    _fill(machine, buffers["source"])
-    tensors = {name: machine.tensor(x) for name, x in buffers.items()}
-    bound = row.arguments(shape, plan, tensors)
-    launches = [machine.prepare(built, launch.grid, launch.block, launch.smem_bytes, args)
-                for launch, built, args in zip(plan.launches, builds, bound)]
-    return Planned(row, shape, plan, machine, tuple(buffers.values()), builds, tensors, launches, bound)
-
-
-def _fill(machine: Machine, array) -> None:
-    """Pairs of bfloat16 numbers between 1 and 2 in a fixed pattern: rates are never taken on zeros or NaN."""
-    words = machine.xp.arange(array.size, dtype=machine.xp.uint32) * np.uint32(2654435761)
-    array[...] = (words & np.uint32(0x007F007F)) | np.uint32(0x3F803F80)

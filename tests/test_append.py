@@ -58,3 +58,18 @@ def test_no_room_is_refused(randn):
     with pytest.raises(cuattn.ContractError,
                        match=r"cache_seqlens\[0\]: expected 0 to 4, .*got 5; widen block_table"):
         cuattn.append_kv(k, k, *caches, np.array([[1, 0]], np.int32), np.array([5], np.int32))
+
+
+def test_page_numbers_past_65536(machine, randn):
+    """Pages of 16 × 8 × 128 elements: page 131,072 starts at element 2³¹."""
+    shape, sparse = (131080, 16, 8, 128), {"poison": False} if machine.name == "cpu" else {}
+    make = machine.empty if sparse else machine.xp.empty
+    caches = [make(shape, "float16", **sparse) for _ in range(2)]
+    table, lengths = np.array([[65536, 131079]], np.int32), np.array([15], np.int32)
+    k, v = randn(1, 2, 8, 128), randn(1, 2, 8, 128)
+    k_new, v_new, table, lengths = (machine.upload(x) for x in (k, v, table, lengths))
+    cuattn.append_kv(k_new, v_new, *caches, table, lengths)
+    machine.synchronize()
+    for cache, rows in zip(caches, (k, v)):
+        assert (machine.download(cache[65536, 15]) == rows[0, 0]).all()
+        assert (machine.download(cache[131079, 0]) == rows[0, 1]).all()

@@ -81,10 +81,13 @@ def test_layout(randn):
     assert cuattn.attention(q, q, q, layout="bhsd").shape == q.shape
 
 
-@pytest.mark.parametrize("scale", [0, -1.0, float("nan"), float("inf"), "large"])
+@pytest.mark.parametrize("scale", [
+    0, -1.0, float("nan"), float("inf"), "large", True, 1e-39, 3e38, 1e-50, 1e39,
+])
 def test_softmax_scale(qkv, scale):
-    refused("softmax_scale: expected a positive number, got .*; leave it out", cuattn.attention, *qkv,
-            softmax_scale=scale)
+    """Also what float64 can hold and float32, in which kernels use it, cannot."""
+    refused("softmax_scale: expected a number from 7.9e-31 to 1.3e[+]30, got .*; leave it out",
+            cuattn.attention, *qkv, softmax_scale=scale)
 
 
 def test_strides(cpu, randn):
@@ -99,9 +102,29 @@ def test_out(qkv, randn):
     refused("out: expected .* as the result has", cuattn.attention, *qkv, out=randn(1, 5, 4, 64))
     refused("out: expected .* as the result has", cuattn.attention, *qkv,
             out=randn(1, 4, 4, 64, dtype="bfloat16"))
+    refused("out: expected an array of q's kind, ndarray, got Elsewhere; give one beside q",
+            cuattn.attention, *qkv, out=Elsewhere(qkv[0]))
     out = np.empty_like(qkv[0])
     assert cuattn.attention(*qkv, out=out) is out
     np.testing.assert_array_equal(out, cuattn.attention(*qkv))
+
+
+def test_out_lies_apart_from_the_inputs_and_from_itself(cpu, randn):
+    q, k = cpu.upload(randn(1, 6, 2, 64)), cpu.upload(randn(1, 6, 2, 64))
+    refused("out: expected memory apart from k, got memory that overlaps it; give it", cuattn.attention,
+            q, k, k, out=k)
+    refused("out: expected memory apart from q", cuattn.attention, q, k, k, out=q)
+    one = cpu.empty((1, 1, 2, 64), "float16")
+    refused("out: expected an array whose elements do not overlap, got strides", cuattn.attention, q, k, k,
+            out=np.broadcast_to(one, (1, 6, 2, 64)))
+
+
+def test_out_may_be_a_strided_view(cpu, randn):
+    q, k, v = randn(1, 6, 2, 64), randn(1, 9, 2, 64), randn(1, 9, 2, 64)
+    whole = cpu.empty((1, 6, 3, 2, 64), "float16")
+    out = cuattn.attention(*(cpu.upload(x) for x in (q, k, v)), out=whole[:, :, 1])
+    np.testing.assert_array_equal(out, cuattn.attention(q, k, v))
+    assert np.isnan(whole[:, :, 0]).all() and np.isnan(whole[:, :, 2]).all()
 
 
 def test_kernels_and_constants(qkv):
@@ -130,6 +153,45 @@ def test_page_tables_and_lengths(paged):
             q, k, v, bad, lengths)
     unused = np.array([[1, 0, 2147480000, -1]], np.int32)
     np.testing.assert_array_equal(cuattn.decode(q, k, v, unused, lengths), cuattn.decode(*paged))
+
+
+def test_lengths_near_the_end_of_int32(paged, randn):
+    """A length whose sum with the new rows wraps is still too long."""
+    _, k, v, table, _ = paged
+    row = randn(1, 1, 2, 64)
+    refused(r"cache_seqlens\[0\]: expected 0 to 31, .*got 2147483647", cuattn.append_kv,
+            row, row, k, v, table, np.array([2**31 - 1], np.int32))
+
+
+def test_two_sequences_may_not_append_to_one_page(paged, randn):
+    _, k, v, _, _ = paged
+    rows, table = randn(2, 1, 2, 64), np.array([[0], [0]], np.int32)
+    refused(r"block_table\[1, 0\]: expected a page that no other sequence appends to, got 0, which sequence 0 "
+            "appends to as well; copy the page first", cuattn.append_kv,
+            rows, rows, k, v, table, np.zeros(2, np.int32))
+
+
+@pytest.mark.parametrize("d", [4, 12, 111, 264])
+def test_head_dims_of_the_paged_operations(randn, d):
+    table, lengths = np.zeros((1, 1), np.int32), np.zeros(1, np.int32)
+    cache, row = randn(1, 16, 2, d), randn(1, 1, 2, d)
+    refused(f"head dim: expected a multiple of 8 up to 256 for kernel 'paged', got {d}", cuattn.decode,
+            row, cache, cache, table, lengths)
+    refused(f"head dim: expected a multiple of 8 up to 256 for kernel 'append', got {d}", cuattn.append_kv,
+            row, row, cache, cache, table, lengths)
+
+
+def test_head_counts_of_decode(paged, randn):
+    refused("q: expected a number of heads that k's 2 divide, got 5", cuattn.decode,
+            randn(1, 1, 5, 64), *paged[1:])
+
+
+def test_cost_before_the_first_run(paged):
+    """It knows the caller's lengths, not the copy that is not made yet."""
+    p = cuattn.plan_decode(*paged)
+    before = p.cost()
+    p.run()
+    assert before == p.cost() and before.flops == 4 * 4 * 20 * 64
 
 
 def test_paged_shapes_and_dtypes(paged, randn):
@@ -193,8 +255,31 @@ def test_a_repeated_decode_sees_its_own_cache(randn, tokens):
 
 
 @pytest.mark.gpu
+def test_options_between_like_calls(qkv):
+    """Arrays alike, options not: nothing of the one call serves the other."""
+    machine = cuattn.open_machine("gpu")
+    arrays = [machine.upload(x) for x in qkv]
+    causal, scaled, other = {"causal": True}, {"softmax_scale": 0.5}, {"kernel": "standard"}
+    for options in ({}, causal, scaled, other, causal, {}):
+        o, lse = cuattn.attention(*arrays, return_lse=True, **options)
+        machine.synchronize()
+        judged = {name: value for name, value in options.items() if name != "kernel"}
+        cuattn.compare.check_attention(*qkv, machine.download(o), machine.download(lse), rounding="weights",
+                                       **judged).raise_if_bad()
+
+
+@pytest.mark.gpu
+def test_pytorch_tensors_that_want_gradients(qkv):
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    tensors = [torch.from_numpy(x).cuda().requires_grad_() for x in qkv]
+    refused("q: expected a tensor without gradient, .*detach it", cuattn.attention, *tensors)
+    with torch.no_grad():
+        assert cuattn.attention(*tensors).is_cuda
+
+
+@pytest.mark.gpu
 def test_pytorch_tensors_and_streams(qkv):
-    """Results come as tensors, in order on PyTorch's current stream, from a captured graph too."""
+    """Results come as tensors, in order on PyTorch's current stream."""
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     tensors = [torch.from_numpy(x).cuda() for x in qkv]
     stream = torch.cuda.Stream()

@@ -153,6 +153,13 @@ def test_empty(machine, rng, kernel):
     assert o.shape == (0, 1, 4, 64) and lse.shape == (0, 4, 1)
     _, o, lse = run(machine, kernel, np.ones((2, 1, 4, 64), "float16"), make_cache(rng, [0, 0], 16, 2, 64))
     assert (o == 0).all() and np.isneginf(lse).all()
+    cache = make_cache(rng, [3, 5], 16, 0, 64)
+    _, o, lse = run(machine, kernel, np.ones((2, 1, 0, 64), "float16"), cache)
+    assert o.shape == (2, 1, 0, 64) and lse.shape == (2, 0, 1)
+    cache = make_cache(rng, [0], 16, 2, 64)
+    cache.table = cache.table[:, :0]
+    _, o, lse = run(machine, kernel, np.ones((1, 1, 4, 64), "float16"), cache)
+    assert (o == 0).all() and np.isneginf(lse).all()
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -310,3 +317,19 @@ def test_merge_with_an_empty_state(machine, randn, dtype):
         assert (o == full).all() and (merged == lse).all()
     o, merged = (machine.download(x) for x in cuattn.merge_states(*map(up, (empty, nothing, empty, nothing))))
     assert (o == 0).all() and np.isneginf(merged).all()
+
+
+def test_merge_more_rows_than_a_grid_holds(machine, rng):
+    rows = 65536 + 3
+    o_a, o_b = (rng.standard_normal((1, rows, 1, 8)).astype("float16") for _ in range(2))
+    lse = np.zeros((1, 1, rows), np.float32)
+    o, merged = (machine.download(x) for x in cuattn.merge_states(*map(machine.upload, (o_a, lse, o_b, lse))))
+    np.testing.assert_allclose(o.astype(float), (o_a.astype(float) + o_b) / 2, atol=2e-3)
+    np.testing.assert_allclose(merged, np.log(2), atol=1e-6)
+
+
+@pytest.mark.parametrize("b, m, h", [(0, 3, 2), (1, 0, 2), (1, 3, 0)])
+def test_merge_nothing(machine, b, m, h):
+    o, lse = np.zeros((b, m, h, 64), "float16"), np.zeros((b, h, m), np.float32)
+    merged = cuattn.merge_states(*map(machine.upload, (o, lse, o, lse)))
+    assert merged[0].shape == o.shape and merged[1].shape == lse.shape

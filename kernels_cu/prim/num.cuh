@@ -1,5 +1,5 @@
-// num: 16-bit floats as storage, and the conversions kernels use. Both machines round to nearest even, bit
-// for bit.
+// num: 16-bit floats as storage, and the conversions kernels use. Both machines round to nearest even,
+// bit for bit, NaN's payload aside.
 #pragma once
 #include "prim/arch.cuh"
 

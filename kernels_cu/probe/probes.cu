@@ -1,10 +1,9 @@
 // probes: what the device itself can do. Each is the least kernel that keeps one resource busy.
 //
-//   probe_read    reads `count` 16-byte words, UNROLL in flight a thread        bytes / time = the read
-//   ceiling probe_copy    reads and writes them                                         2 · bytes / time =
-//   the copy ceiling probe_mma     STEPS · 8 independent mma.sync a warp                         flops / time
-//   = the mma.sync ceiling probe_empty   nothing                                                       time =
-//   the launch floor
+//   probe_read    reads `count` 16-byte words, UNROLL in flight a thread:  bytes / time is the read ceiling
+//   probe_copy    reads and writes them:                                   2 · bytes / time is the copy ceiling
+//   probe_mma     STEPS · 8 independent mma.sync a warp:                   flops / time is the mma.sync ceiling
+//   probe_empty   nothing:                                                 time is the launch floor
 //
 // grid    a few blocks of THREADS an SM, striding over the words
 #include "prim/gmem.cuh"
