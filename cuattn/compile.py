@@ -1,10 +1,10 @@
 """From a `.cu` file and its constants to a binary, through a cache whose key is the whole truth.
 
-key = source and transitively included project headers (comments and white space aside) + constants + options
-+ compiler version + target. An entry is a folder one can read: `unit.cu` as compiled, the binary, the
-compiler's log, and `entry.json` with the key's parts. Entries are built in a temporary folder and renamed
-into place, so racing processes are safe; an entry whose binary does not match its recorded digest is built
-again.
+key = translation unit + source and transitively included project headers (comments and white space aside) +
+constants + options + compiler version + target. An entry is a folder one can read: `unit.cu` as compiled, the
+binary, the compiler's log, and `entry.json` with the key's parts. Entries are built in a temporary folder and
+renamed into place, so racing processes are safe; an entry whose binary does not match its recorded digest is
+built again. A process reads and checks an entry once, and again when its files' times or sizes have changed.
 """
 from __future__ import annotations
 
@@ -13,17 +13,21 @@ import json
 import os
 import platform
 import re
+import secrets
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from cuattn.paths import KERNELS
+from cuattn import sources as tree
+from cuattn.sources import CompileError, Sources, entries, source_hash, source_path, sources, stamp
 
 # NOTE: CuPy is not asked to compile: its own cache ignores the contents of headers reached through -I.
 NVRTC_OPTIONS = ("-std=c++17", "-ftz=true", "-fmad=true", "-lineinfo", "--ptxas-options=-v",
@@ -33,10 +37,10 @@ HOST_OPTIONS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-w", "-ffp-contract=of
                 "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti", "-fstack-clash-protection",
                 "-DCUATTN_SIMT=1")
 TYPES = ("float16", "bfloat16", "float32")
+RECORD = {"binary": str, "digest": str, "entries": list, "registers": dict, "spill_bytes": dict}
 
-
-class CompileError(RuntimeError):
-    """The compiler refused the source; the message carries its first errors."""
+__all__ = ["Built", "CompileError", "CompilerMissing", "build", "cache_folder", "entries", "host_compiler",
+           "source_hash", "sources", "unit"]
 
 
 class CompilerMissing(RuntimeError):
@@ -70,7 +74,13 @@ class Built:
 
 
 def cache_folder() -> Path:
-    """`$CUATTN_CACHE_DIR`, else `~/.cache/cuattn`, else a folder under the system's temporary one."""
+    """`$CUATTN_CACHE_DIR`, else `~/.cache/cuattn`, else a folder under the system's temporary one.
+
+    Raises
+    ------
+    CompileError
+        The last one exists and is another user's, who could have put any binary there.
+    """
     if chosen := os.environ.get("CUATTN_CACHE_DIR"):
         return Path(chosen)
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cuattn"
@@ -80,69 +90,19 @@ def cache_folder() -> Path:
             return home
     except OSError:
         pass  # a read-only home: the temporary folder below serves
-    return Path(tempfile.gettempdir()) / f"cuattn-cache-{os.getuid()}"
+    folder = Path(tempfile.gettempdir()) / f"cuattn-cache-{os.getuid()}"
+    try:
+        folder.mkdir(mode=0o700)
+    except FileExistsError:
+        pass  # whose it is, is asked next
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise CompileError(f"cache: expected {folder} to be a folder of yours, got another user's; "
+                           "set CUATTN_CACHE_DIR to a folder of yours")
+    return folder
 
 
-# --- what a build is made of
-
-_INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.M)
-_TOKEN = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])*\'', re.S)
-_ENTRY = re.compile(r"^KERNEL\([^)]*\)\s*(\w+)\s*\(", re.M)
-
-
-def _without_comments(text: str) -> str:
-    """Comments become blanks; line breaks stay, because reports name lines."""
-
-    def blank(match: re.Match) -> str:
-        token = match.group()
-        return re.sub(r"[^\n]+", " ", token) if token.startswith("/") else token
-
-    lines = _TOKEN.sub(blank, text).split("\n")
-    return "\n".join(" ".join(line.split()) for line in lines)
-
-
-def _without_lines(text: str) -> str:
-    """The same text whatever its layout: only preprocessor lines keep their line breaks."""
-    return re.sub(r"\s+", " ", re.sub(r"(?m)^(\s*#.*)$", r"\1;;", text)).strip()
-
-
-def source_path(file: str) -> Path:
-    """The `.cu` itself: below `kernels_cu/`, or an absolute path for a kernel from outside."""
-    path = Path(file) if os.path.isabs(file) else KERNELS / file
-    if not path.is_file():
-        raise CompileError(f"file: expected a CUDA source, got {file!r}, which does not exist; "
-                           "check the kernel's row")
-    return path
-
-
-def sources(file: str, simt: bool = False) -> dict[str, str]:
-    """The `.cu` and every project header it reaches, by name, comments removed.
-
-    `simt` adds the CPU machine's headers, which are no part of the kernel.
-    """
-    found: dict[str, str] = {}
-    todo = [(Path(file).name if os.path.isabs(file) else file, source_path(file))]
-    while todo:
-        name, path = todo.pop()
-        if name in found:
-            continue
-        text = found[name] = _without_comments(path.read_text(encoding="utf-8"))
-        for include in _INCLUDE.findall(text):
-            if include.startswith("simt/") and not simt:
-                continue
-            beside, below = path.parent / include, KERNELS / include
-            if below.is_file():
-                todo.append((include, below))
-            elif beside.is_file():
-                local = beside.relative_to(KERNELS).as_posix() if beside.is_relative_to(KERNELS) else include
-                todo.append((local, beside))
-    return found
-
-
-def source_hash(file: str) -> str:
-    """12 hex digits over the kernel and its headers: the identity that measured rows carry."""
-    parts = sorted((name, _without_lines(text)) for name, text in sources(file).items())
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
+# --- the translation unit
 
 
 def _declaration(name: str, value: Any) -> str:
@@ -161,17 +121,12 @@ def _declaration(name: str, value: Any) -> str:
 def unit(file: str, constants: Mapping[str, Any], target: str) -> str:
     """The translation unit: constants, the kernel, and for the CPU machine its launch functions."""
     path = source_path(file)
-    lines = [f"// {file} for {target}: written by cuattn/compile.py", '#include "prim/num.cuh"']
+    lines = [f"// {file} for {target}: written by cuattn/compile.py", f'#include "{tree.IMPLICIT}"']
     lines += [_declaration(name, constants[name]) for name in sorted(constants)]
     lines.append(f'#include "{path.as_posix() if os.path.isabs(file) else file}"')
     if target == "cpu":
         lines += [f"SIMT_EXPORT({entry})" for entry in entries(file)]
     return "\n".join(lines) + "\n"
-
-
-def entries(file: str) -> tuple[str, ...]:
-    """Names of the kernels a file defines."""
-    return tuple(_ENTRY.findall(_without_comments(source_path(file).read_text(encoding="utf-8"))))
 
 
 # --- compilers
@@ -201,15 +156,14 @@ def host_compiler() -> tuple[str, ...]:
 
 
 @lru_cache
-def _host_identity() -> str:
-    """Compiler version and architecture: both decide what the binary contains."""
+def _host_identity(command: tuple[str, ...]) -> str:
+    """Compiler version, architecture and the command's own flags: all decide what the binary contains."""
     try:
-        version = subprocess.run([*host_compiler(), "--version"], capture_output=True, text=True,
-                                 check=True).stdout
+        version = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError) as error:
-        raise CompilerMissing(f"CXX: '{' '.join(host_compiler())}' does not run ({error}); "
+        raise CompilerMissing(f"CXX: '{' '.join(command)}' does not run ({error}); "
                               "name a C++20 compiler") from None
-    return f"{version.splitlines()[0]} on {platform.machine()}"
+    return " ".join([version.splitlines()[0], "on", platform.machine(), *command[1:]])
 
 
 def _nvrtc():
@@ -223,16 +177,29 @@ def _nvrtc():
     return nvrtc
 
 
+@lru_cache
+def _nvrtc_identity(major: int, minor: int) -> str:
+    """NVRTC tells major and minor; its package from PyPI, where there is one, the rest."""
+    for package in (f"nvidia-cuda-nvrtc-cu{major}", "nvidia-cuda-nvrtc"):
+        try:
+            version = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+        if version.startswith(f"{major}.{minor}."):  # else another NVRTC was loaded
+            return f"nvrtc {version}"
+    return f"nvrtc {major}.{minor}"
+
+
 def _options(target: str) -> tuple[tuple[str, ...], str]:
     """Options and compiler identity of a target."""
     if target == "cpu":
-        return HOST_OPTIONS, _host_identity()
-    return NVRTC_OPTIONS + (f"-arch={target}",), "nvrtc {}.{}".format(*_nvrtc().getVersion())
+        return HOST_OPTIONS, _host_identity(host_compiler())
+    return NVRTC_OPTIONS + (f"-arch={target}",), _nvrtc_identity(*_nvrtc().getVersion())
 
 
 def _compile_host(folder: Path, text: str, options) -> str:
     (folder / "unit.cu").write_text(text, encoding="utf-8")
-    command = [*host_compiler(), *options, f"-I{KERNELS}", "-x", "c++", str(folder / "unit.cu"),
+    command = [*host_compiler(), *options, f"-I{tree.KERNELS}", "-x", "c++", str(folder / "unit.cu"),
                "-o", str(folder / "kernel.so")]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
@@ -243,10 +210,11 @@ def _compile_host(folder: Path, text: str, options) -> str:
 def _compile_nvrtc(folder: Path, text: str, options) -> str:
     nvrtc = _nvrtc()
     (folder / "unit.cu").write_text(text, encoding="utf-8")
-    program = nvrtc.createProgram(text, "unit.cu", (), ())
+    # NOTE: NVRTC looks beside the unit first, and a bare name would lie in the working directory.
+    program = nvrtc.createProgram(text, str(tree.KERNELS / "unit.cu"), (), ())
     try:
         try:
-            nvrtc.compileProgram(program, (*options, f"-I{KERNELS}"))
+            nvrtc.compileProgram(program, (*options, f"-I{tree.KERNELS}"))
         except nvrtc.NVRTCError:
             raise CompileError(_first_errors("NVRTC", nvrtc.getProgramLog(program))) from None
         log = nvrtc.getProgramLog(program)
@@ -297,46 +265,75 @@ def build(file: str, entry: str, constants: Mapping[str, Any], target: str) -> B
     ------
     CompileError, CompilerMissing
     """
-    options, compiler = _options(target)
-    host = target == "cpu"
-    layout = (lambda text: text) if host else _without_lines  # the CPU machine's reports name lines
-    parts = {
-        "sources": {n: hashlib.sha256(layout(t).encode()).hexdigest()
-                    for n, t in sources(file, simt=host).items()},
-        "constants": dict(sorted(constants.items())), "options": options, "compiler": compiler,
-        "target": target, "root": str(KERNELS) if host else "",
-    }
-    key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
-    folder = cache_folder() / f"{Path(file).stem}.{key}"
-    record = _read_entry(folder)
-    if record is None:
-        record = _build_entry(folder, file, constants, target, options, parts)
+    made_of, (options, compiler), cache = sources(file), _options(target), cache_folder()
+    # NOTE: constants as text: True, 1 and 1.0 are equal in Python and compile to different units.
+    call = (file, repr(sorted(constants.items())), target, str(cache), str(tree.KERNELS), options, compiler)
+    known = _folders.get(call)
+    if known is None or known[0] is not made_of:
+        parts = _key_parts(file, constants, target, made_of, options, compiler)
+        key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
+        known = _folders[call] = made_of, cache / f"{Path(file).stem}.{key}", parts
+    _, folder, parts = known
+    record = _read_entry(folder) or _build_entry(folder, file, constants, target, options, parts)
     if entry not in record["entries"]:
         raise CompileError(f"entry: expected a kernel of {file} ({', '.join(record['entries'])}), "
                            f"got {entry!r}; mend the row")
-    return Built(folder / record["binary"], entry, target, source_hash(file),
+    return Built(folder / record["binary"], entry, target, made_of.source_hash,
                  record["registers"].get(entry), record["spill_bytes"].get(entry))
+
+
+_folders: dict[tuple, tuple[Sources, Path, dict]] = {}  # a call's folder and key, while its sources are these
+_verified: dict[Path, tuple[dict, tuple]] = {}  # records whose binary was hashed, with their files' stamps
+
+
+def _key_parts(file, constants, target, made_of: Sources, options, compiler) -> dict:
+    host = target == "cpu"
+    return {
+        "unit": unit(file, constants, target),
+        "sources": made_of.lines if host else made_of.texts,  # the CPU machine's reports name lines
+        "constants": dict(sorted(constants.items())), "options": options, "compiler": compiler,
+        "target": target, "root": str(tree.KERNELS) if host else "",
+    }
+
+
+def _stamps(folder: Path, record: dict) -> tuple:
+    return stamp(f"{folder}/entry.json"), stamp(f"{folder}/{record['binary']}")
 
 
 def _read_entry(folder: Path) -> dict | None:
     """The entry's record, or None where it is missing, incomplete or damaged."""
+    if folder in _verified:
+        record, stamps = _verified[folder]
+        if stamps == _stamps(folder, record):
+            return record
     try:
         record = json.loads((folder / "entry.json").read_text())
+        if not all(isinstance(record[name], kind) for name, kind in RECORD.items()):
+            return None
+        stamps = _stamps(folder, record)
         digest = hashlib.sha256((folder / record["binary"]).read_bytes()).hexdigest()
-        return record if digest == record["digest"] else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
+    if digest != record["digest"]:
+        return None
+    _verified[folder] = record, stamps
+    return record
 
 
 def _build_entry(folder: Path, file: str, constants, target: str, options, parts) -> dict:
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    # NOTE: mkdir and not mkdtemp, whose folders are closed to the other users of a shared cache.
+    scratch = folder.parent / f".{folder.name}.{secrets.token_hex(8)}"
+    try:
+        scratch.mkdir(parents=True)
+    except OSError as error:
+        raise CompileError(f"cache: expected a folder that can be written, got {folder.parent} "
+                           f"({error.strerror}); set CUATTN_CACHE_DIR to another") from None
     try:
         text = unit(file, constants, target)
         log = (_compile_host if target == "cpu" else _compile_nvrtc)(scratch, text, options)
         binary = "kernel.so" if target == "cpu" else "kernel.cubin"
         record = {"binary": binary, "digest": hashlib.sha256((scratch / binary).read_bytes()).hexdigest(),
-                  "entries": entries(file), **_ptxas_report(log), "key": parts}
+                  "entries": list(entries(file)), **_ptxas_report(log), "key": parts}
         (scratch / "log.txt").write_text(log)
         (scratch / "entry.json").write_text(json.dumps(record, indent=1))
         return _install(scratch, folder, record)

@@ -4,16 +4,20 @@ And every kernel for every architecture.
 """
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
+import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from cuattn import compile as compiler
+from cuattn import sources
 from cuattn.devices import for_arch
 from cuattn.kernels import ROWS
 from cuattn.kernels.base import AppendShape, AttentionShape, DecodeShape, ProbeShape
@@ -23,17 +27,19 @@ ARCHS = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_120"]
 PROBES = dict(THREADS=256, UNROLL=8, Element="bfloat16")
 
 
-def shapes(row):
-    """The shapes of the row's family whose plans differ.
+def shapes(row, arch):
+    """The shapes of the row's family whose plans differ, and for one architecture the head dims between.
 
     One of them in float16, which compiles like bfloat16.
     """
+    between = (96, 136, 160, 192, 224) if arch == "sm_90a" else ()
     if row.family == "prefill":
-        yield from (AttentionShape(1, 8, 2, 4096, 4096, d, "bfloat16", d != 80) for d in (64, 80, 128, 256))
+        for d in (64, 80, 128, 256, *between):
+            yield AttentionShape(1, 8, 2, 4096, 4096, d, "bfloat16", d != 80)
         yield AttentionShape(1, 8, 2, 4096, 4096, 128, "float16")
         yield AttentionShape(1, 8, 2, 1, 4096, 128, "bfloat16")
     elif row.family == "decode":
-        yield from (DecodeShape(1, 8, 2, d, 16, 256, "bfloat16") for d in (64, 128, 256))
+        yield from (DecodeShape(1, 8, 2, d, 16, 256, "bfloat16") for d in (64, 128, 256, *between))
         yield DecodeShape(512, 8, 2, 128, 16, 256, "float16")
     elif row.family == "cache":
         yield AppendShape(4, 1, 8, 128, 16, "bfloat16")
@@ -48,7 +54,7 @@ def test_every_default_compiles_within_limits_and_without_spills(name, arch):
     if not row.runs_on(arch):
         pytest.skip(f"its row lists {', '.join(row.archs)}")
     pytest.importorskip("cupy_backends", reason="NVRTC comes with CuPy, which is not installed here")
-    for shape in shapes(row):
+    for shape in shapes(row, arch):
         for launch in row.plan(shape, device, None).launches:
             assert launch.smem_bytes <= device.smem_per_block
             built = compiler.build(launch.file, launch.entry, launch.constants, arch)
@@ -64,7 +70,7 @@ def project(tmp_path, monkeypatch):
     """A copy of the kernels, and a cache of its own."""
     root = tmp_path / "kernels with ä space"
     shutil.copytree(KERNELS, root)
-    monkeypatch.setattr(compiler, "KERNELS", root)
+    monkeypatch.setattr(sources, "KERNELS", root)
     monkeypatch.setenv("CUATTN_CACHE_DIR", str(tmp_path / "cache"))
     return root
 
@@ -93,6 +99,123 @@ def test_editing_a_header_changes_the_key_and_editing_a_comment_does_not(project
     assert compiler.source_hash("probe/probes.cu") != source
 
 
+def external(folder: Path, header: str, files: dict[str, str]) -> str:
+    """A kernel outside the project with headers of its own; returns its path."""
+    folder.mkdir()
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    (folder / "mine.cu").write_text(f'#include {header}\nKERNEL(32, 1) mine(float* g_o) {{ VALUE; }}\n')
+    return str(folder / "mine.cu")
+
+
+def build_mine(file, target="cpu"):
+    return compiler.build(file, "mine", {}, target)
+
+
+def test_a_header_beside_its_includer_comes_before_one_of_the_project(project, tmp_path):
+    """As for the compilers; this one is named like a header of the project that has no VALUE."""
+    file = external(tmp_path / "mine", '"prim/mask.cuh"', {"prim/mask.cuh": "#define VALUE g_o[0] = 1.f"})
+    first, hashed = build_mine(file), compiler.source_hash(file)
+    edit(project / "prim/mask.cuh", "#pragma once", "#pragma once\nconstexpr int MORE = 1;")
+    assert (build_mine(file).path, compiler.source_hash(file)) == (first.path, hashed)
+    edit(tmp_path / "mine/prim/mask.cuh", "1.f", "2.f")
+    assert build_mine(file).path != first.path and compiler.source_hash(file) != hashed
+
+
+def test_a_header_that_appears_beside_its_includer_is_noticed(project, tmp_path):
+    file = external(tmp_path / "mine", '"prim/mask.cuh"', {"value.cuh": ""})
+    before = compiler.source_hash(file)
+    (tmp_path / "mine/prim").mkdir()
+    (tmp_path / "mine/prim/mask.cuh").write_text("#define VALUE\n")
+    assert compiler.source_hash(file) != before
+
+
+def test_headers_of_one_written_name_are_told_apart(project, tmp_path):
+    """a/one.cuh and b/two.cuh each include the "util.cuh" beside it."""
+    file = external(tmp_path / "mine", '"a/one.cuh"\n#include "b/two.cuh"', {
+        "a/one.cuh": '#include "util.cuh"\n', "b/two.cuh": '#include "util.cuh"\n',
+        "a/util.cuh": "#define VALUE g_o[0] = OTHER\n", "b/util.cuh": "#define OTHER 1.f\n"})
+    paths = {build_mine(file).path}
+    edit(tmp_path / "mine/a/util.cuh", "g_o[0]", "g_o[1]")
+    paths.add(build_mine(file).path)
+    edit(tmp_path / "mine/b/util.cuh", "1.f", "2.f")
+    paths.add(build_mine(file).path)
+    assert len(paths) == 3
+
+
+@pytest.mark.parametrize("header", ["<prim/mask.cuh>", "<stddef.h>"])
+def test_headers_that_no_quoted_include_reaches_are_part_of_the_key(project, tmp_path, header):
+    """In angle brackets, or at the head of every translation unit."""
+    file = external(tmp_path / "mine", header + "\n#define VALUE g_o[0] = 1.f", {})
+    first = build_mine(file)
+    edit(project / ("prim/mask.cuh" if "mask" in header else "prim/num.cuh"), "#pragma once",
+         "#pragma once\nconstexpr int MORE = 1;")
+    assert build_mine(file).path != first.path
+
+
+def test_how_constants_are_written_is_part_of_the_key(project, monkeypatch):
+    """True and 1 are one constant to Python, and a bool and an int to the compiler."""
+    first = build_probe()
+    assert compiler.build("probe/probes.cu", "probe_empty", {**PROBES, "MORE": 1}, "cpu").path != \
+        compiler.build("probe/probes.cu", "probe_empty", {**PROBES, "MORE": True}, "cpu").path
+    write = compiler.unit
+    monkeypatch.setattr(compiler, "unit", lambda *parts: write(*parts) + "// one more line\n")
+    compiler._folders.clear()
+    assert build_probe().path != first.path
+
+
+def test_flags_of_the_compiler_command_are_part_of_the_key(project, monkeypatch):
+    paths = set()
+    for flags in ("", " -DMORE=1", " -DMORE=2"):
+        monkeypatch.setenv("CXX", "c++" + flags)
+        compiler.host_compiler.cache_clear()
+        paths.add(build_probe().path)
+    compiler.host_compiler.cache_clear()
+    assert len(paths) == 3
+
+
+def test_the_working_directory_is_not_searched_for_headers(project, tmp_path, monkeypatch):
+    pytest.importorskip("cupy_backends", reason="NVRTC comes with CuPy, which is not installed here")
+    (tmp_path / "prim").mkdir()
+    (tmp_path / "prim/num.cuh").write_text("#error of the working directory\n")
+    monkeypatch.chdir(tmp_path)
+    build_probe("cpu"), build_probe("sm_80")
+
+
+def test_nvrtc_is_known_by_its_package_where_it_has_one():
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        full = version("nvidia-cuda-nvrtc")
+    except PackageNotFoundError:
+        pytest.skip("NVRTC is not a package here")
+    major, minor = (int(x) for x in full.split(".")[:2])
+    assert full in compiler._nvrtc_identity(major, minor)
+    assert compiler._nvrtc_identity(major, minor + 1) == f"nvrtc {major}.{minor + 1}"
+
+
+def test_a_repeated_build_reads_nothing_again(project, monkeypatch):
+    """It looks at the files' times: an edit is noticed, and so is a changed binary."""
+    first = build_probe()
+    build_probe()
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_text", None)
+        patch.setattr(Path, "read_bytes", None)
+        took = []
+        for _ in range(20):
+            start = time.perf_counter()
+            assert build_probe() == first
+            took.append(time.perf_counter() - start)
+    assert min(took) < 1e-3
+    edit(project / "prim/gmem.cuh", "return data + offset;", "return offset + data;")
+    assert build_probe().path != first.path
+
+
+def test_a_file_of_the_project_has_one_hash_however_it_is_named():
+    assert compiler.source_hash("probe/probes.cu") == compiler.source_hash(str(KERNELS / "probe/probes.cu"))
+
+
 def test_constants_and_target_are_part_of_the_key(project):
     first = build_probe()
     other = compiler.build("probe/probes.cu", "probe_empty", {**PROBES, "UNROLL": 4}, "cpu")
@@ -115,7 +238,7 @@ def test_an_entry_can_be_read(project, tmp_path):
     assert folders(tmp_path) == [built.path.parent.name]  # nothing temporary is left
 
 
-@pytest.mark.parametrize("damage", ["truncated", "empty", "missing", "record"])
+@pytest.mark.parametrize("damage", ["truncated", "empty", "missing", "record", *compiler.RECORD])
 def test_a_damaged_entry_is_built_again(project, damage):
     path = build_probe().path
     whole = path.read_bytes()
@@ -125,10 +248,50 @@ def test_a_damaged_entry_is_built_again(project, damage):
         path.write_bytes(b"")
     elif damage == "missing":
         path.unlink()
-    else:
+    elif damage == "record":
         (path.parent / "entry.json").write_text("{")
+    else:
+        record = json.loads((path.parent / "entry.json").read_text())
+        del record[damage]
+        (path.parent / "entry.json").write_text(json.dumps(record))
     again = build_probe()
     assert again.path == path and len(path.read_bytes()) == len(whole)
+
+
+def test_an_entry_serves_every_user_of_a_shared_cache(project):
+    before = os.umask(0o027)
+    try:
+        folder = build_probe().path.parent
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o750
+
+
+def test_a_cache_that_cannot_be_written_is_one_sentence(project, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("CUATTN_CACHE_DIR", str(tmp_path / "file"))
+    with pytest.raises(compiler.CompileError, match="a folder that can be written.*set CUATTN_CACHE"):
+        build_probe()
+
+
+def test_a_cache_in_the_temporary_folder_must_be_ones_own(tmp_path, monkeypatch):
+    monkeypatch.delenv("CUATTN_CACHE_DIR", raising=False)
+    (tmp_path / "home").write_text("")  # no folder can be made below it
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(compiler.tempfile, "gettempdir", lambda: str(tmp_path))
+    folder = compiler.cache_folder()
+    assert folder.parent == tmp_path and compiler.cache_folder() == folder
+    folder.rmdir()
+    folder.symlink_to(tmp_path)
+    with pytest.raises(compiler.CompileError, match="to be a folder of yours, got another user's; set"):
+        compiler.cache_folder()
+    folder.unlink()
+    uid = os.getuid()
+    folder.mkdir()
+    monkeypatch.setattr(compiler.os, "getuid", lambda: uid + 1)
+    folder.rename(folder.with_name(f"cuattn-cache-{uid + 1}"))
+    with pytest.raises(compiler.CompileError, match="to be a folder of yours"):
+        compiler.cache_folder()
 
 
 def test_two_processes_race_on_a_cold_cache(tmp_path):
