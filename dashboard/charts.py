@@ -40,6 +40,13 @@ def columns(frame: pd.DataFrame, *names: str) -> pd.DataFrame:
     return frame[list(dict.fromkeys(names))].reset_index(drop=True)
 
 
+def by_load(frame: pd.DataFrame) -> pd.DataFrame:
+    """Rows in the order one reads loads in: by model, equal lengths before ragged ones, small to large."""
+    length = frame["length"].where(~frame["ragged"], 0)
+    keys = ["what", "ragged", "b", "_length", "lengths_source", "tokens", "page_size"]
+    return frame.assign(_length=length).sort_values(keys, kind="stable").drop(columns="_length")
+
+
 def summary(frame: pd.DataFrame, rate: str, words: str, unit: str) -> str:
     """The sentence a screen reader speaks: what is shown, how much of it, and the best value."""
     top = frame.loc[frame[rate].idxmin() if unit == "µs" else frame[rate].idxmax()]
@@ -252,7 +259,7 @@ def over_n(frame: pd.DataFrame, rate: str, words: str, ceiling: float = float("n
 def over_bytes(frame: pd.DataFrame):
     """Rate of the memory probes over the bytes they move; dashed where a CUDA graph was replayed."""
     good = rows.ok(frame)
-    good = good[(good["modelled_bytes"] > 0) & (good["gbps"] > 0)]
+    good = good[(good["modelled_bytes"] > 0) & (good["gbps"] > 0) & ~(good["modelled_flops"] > 0)]
     if good.empty:
         return None
     good = good.assign(mode=good["mode"].replace("", "launch"))
@@ -280,6 +287,6 @@ def over_bytes(frame: pd.DataFrame):
         tooltip=tooltips("gbps", "GB/s"),
     )
     chart = alt.layer(line, bars, points).properties(height=360, width="container")
-    words = "What the device can move, GB/s"
+    words = "What the device can move, GB/s, over bytes moved at once"
     kind = f"measured on {rows.provenance(good)} · median; the bar spans the quartiles"
     return style.finish(chart, words, kind, summary(good, "gbps", words, "GB/s"))

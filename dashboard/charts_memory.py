@@ -3,29 +3,33 @@
 from __future__ import annotations
 
 import altair as alt
+import numpy as np
 import pandas as pd
 
 from dashboard import rows, style
 from dashboard.charts import column_failures, columns, rate_columns, tooltips
 
-HEIGHT = 460
-MEASURED_PEAK, FORMULA = "measured peak (memory pool)", "modelled: inputs + outputs + scratch"
+HEIGHT, NARROW = 460, 430
+MEASURED_PEAK, FORMULA = "measured peak", "modelled"
 
 
-def peak_over_n(frame: pd.DataFrame):
+def peak_over_n(frame: pd.DataFrame, narrow: bool = False):
     """Peak memory over N, both axes logarithmic: measured marks, the formula a dashed line.
 
-    Failures stand above the plot, at their N.
+    `narrow` is for half a page.
+
+    A failure is a cross on the line of its formula, which says what it would have needed.
     """
     drawn = frame[frame["n"] > 0]
     long = _long(drawn)
     if long.empty:
         return None
-    colour = style.kernel_colour(long["kernel"], "kernel")
+    wrap = {"columns": 3} if narrow else {}
+    colour = style.kernel_colour(long["kernel"], "kernel", **wrap)
     x = style.log2_x("n", "N, keys", long["n"])
     unit, scale = ("GB", 1) if long["gb"].max() >= 0.5 else ("MB", 1000)
     long = long.assign(amount=long["gb"] * scale)
-    y = style.log_y("amount", unit, long["amount"])
+    y = style.log_y("amount", unit, long["amount"], room=2.5)  # a failure has its name above it
     tell = [
         style.text("variant", "kernel"),
         style.text("shape", "shape"),
@@ -35,31 +39,30 @@ def peak_over_n(frame: pd.DataFrame):
         style.text("stale", "stale"),
     ]
     measured = long[long["source"] == MEASURED_PEAK]
-    formula, marks = alt.Chart(long[long["source"] == FORMULA]), alt.Chart(measured)
+    formula = alt.Chart(long[long["source"] == FORMULA])
     lines = formula.mark_line(strokeWidth=1.6).encode(
         x=x, y=y, color=colour, strokeDash=_line_legend(), detail=["variant:N", "run_id:N"], tooltip=tell
     )
-    points = marks.mark_point(filled=True, size=105).encode(
-        x=x,
-        y=y,
-        color=colour,
-        shape=style.kernel_shape(long["kernel"], "kernel"),
-        opacity=style.stale_opacity(),
-        tooltip=tell,
-    )
-    failures = column_failures(rows.lost(drawn, ["n"]), x, colour)
-    chart = alt.layer(lines, *([points] if len(measured) else []), *_variant_names(long, x, y), *failures)
-    words = f"Peak memory over N, in {unit}"
-    kind = "dashed: modelled as inputs + outputs + scratch; no measured peak in these rows"
-    if len(measured):
-        devices = ", ".join(measured["device"].unique())
-        kind = f"marks: measured peak of the memory pool on {devices} · dashed: modelled"
+    shape = style.kernel_shape(long["kernel"], "kernel", **wrap)
+    points = [
+        alt.Chart(measured[measured["kernel"] == kernel])
+        .mark_point(filled=True, size=95, xOffset=shift)
+        .encode(x=x, y=y, color=colour, shape=shape, opacity=style.stale_opacity(), tooltip=tell)
+        for kernel, shift in _side_by_side(measured)
+    ]
+    names = [*_line_names(long, x, y, colour), *_failures(drawn, scale, x, y, colour)]
+    chart = alt.layer(*_capacity(drawn, long["amount"].max(), scale, unit), lines, *points, *names)
+    words = f"Peak memory over N, {unit}"
+    kind = [" · ".join([*drawn["panel"].unique(), *drawn["device"].unique()])]
+    kind += ["marks: measured peak of the pool, equal ones side by side"] if len(measured) else []
+    kind += ["dashed: modelled, inputs + outputs + scratch"]
     worst = long.loc[long["gb"].idxmax()]
     speak = (
         f"{words}, log-log, for {', '.join(sorted(long['kernel'].unique()))}; most is {worst['gb']:.3g} GB "
         f"by {worst['kernel']} at N {worst['n']:.0f} ({worst['source']})."
     )
-    return style.finish(chart.properties(height=HEIGHT, width="container"), words, kind, speak)
+    chart = chart.properties(height=NARROW if narrow else HEIGHT, width="container")
+    return style.finish(chart, words, kind, speak)
 
 
 def _line_legend() -> alt.StrokeDash:
@@ -102,17 +105,65 @@ def _long(drawn: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def _variant_names(long: pd.DataFrame, x, y) -> list:
-    """The constants at the right end of a line, where a kernel was run with several."""
-    many = long[long["variant"] != long["kernel"]]
-    ends = many.sort_values(["n", "source"], ascending=[True, False]).groupby(["variant"]).tail(1)
-    if ends.empty:
+def _capacity(drawn: pd.DataFrame, most: float, scale: float, unit: str) -> list:
+    """A line at the device's memory, where a curve comes near enough for it to matter."""
+    held = drawn["device_bytes"].max() / 1e9 * scale
+    if not held <= 3 * most:
         return []
-    return [
-        alt.Chart(ends)
-        .mark_text(align="right", dx=-8, dy=-9, fontSize=11, color=style.SLATE)
-        .encode(x=x, y=y, text="variant:N")
-    ]
+    data = pd.DataFrame({"amount": [held], "text": [f"memory of the device, {held:,.0f} {unit}"]})
+    base = alt.Chart(data).encode(y=alt.Y(field="amount", type="quantitative"))
+    rule = base.mark_rule(color=style.INK, strokeDash=[2, 3])
+    words = base.mark_text(align="left", dx=6, dy=9, fontSize=11.5, color=style.SLATE)
+    return [rule, words.encode(x=alt.value(0), text="text:N")]
+
+
+def _side_by_side(measured: pd.DataFrame) -> list[tuple[str, int]]:
+    """Pixels by which a kernel's marks are moved, or marks of equal memory would hide each other.
+
+    Only kernels that need about as much memory as one of the toolkit's own at some N are moved, left and
+    right of it by turns.
+    """
+    table = list(style.kernel_table(measured["kernel"]))
+    present = sorted(set(measured["kernel"]), key=table.index, reverse=True)
+    own = measured[measured["kernel"].isin(style.OWN)]
+    pairs = measured[~measured["kernel"].isin(style.OWN)].merge(own, on="n", suffixes=("", "_own"))
+    near = set(pairs.loc[np.log(pairs["gb"] / pairs["gb_own"]).abs() < 0.25, "kernel"])
+    moved = [kernel for kernel in present if kernel in near]
+    steps = {kernel: (place // 2 + 1) * (-12 if place % 2 else 12) for place, kernel in enumerate(moved)}
+    return [(kernel, steps.get(kernel, 0)) for kernel in present]
+
+
+def _line_names(long: pd.DataFrame, x, y, colour) -> list:
+    """The name at the right end of every formula's line, where no other name stands already."""
+    lines = long[long["source"] == FORMULA]
+    ends = lines.sort_values("n").groupby("variant").tail(1).sort_values(["amount", "variant"])
+    kept, span = [], np.log(long["amount"].max() / long["amount"].min()) or 1.0
+    for index, amount in ends["amount"].items():
+        if not kept or np.log(amount / ends.loc[kept[-1], "amount"]) > 0.05 * span:
+            kept.append(index)
+    text = alt.Chart(ends.loc[kept]).mark_text(align="left", dx=14, fontSize=12)
+    return [text.encode(x=x, y=y, text="variant:N", color=colour)]
+
+
+def _failures(drawn: pd.DataFrame, scale: float, x, y, colour) -> list:
+    """A cross on the formula's line where a case failed; above the plot where there is no formula."""
+    bad = rows.failed(drawn)
+    on_line = bad[bad["formula_gb"] > 0].drop_duplicates(["n", "variant", "status"])
+    layers = column_failures(rows.lost(drawn[~drawn.index.isin(on_line.index)], ["n"]), x, colour)
+    if on_line.empty:
+        return layers
+    data = columns(
+        on_line.assign(
+            amount=on_line["formula_gb"] * scale,
+            cross="✕",
+            text=on_line["status"].str.replace("_", " "),
+        ),
+        *("n", "amount", "kernel", "variant", "status", "error", "cross", "text"),
+    )
+    tell = [style.text("variant", "kernel"), style.text("status", "status"), style.text("error", "why")]
+    base = alt.Chart(data).encode(x=x, y=y, color=colour, tooltip=tell)
+    cross = base.mark_text(fontSize=19, fontWeight=700).encode(text="cross:N")
+    return [*layers, cross, base.mark_text(dy=-16, fontSize=12, fontWeight=600).encode(text="text:N")]
 
 
 def pareto(frame: pd.DataFrame):
@@ -150,9 +201,10 @@ def pareto(frame: pd.DataFrame):
         opacity=style.stale_opacity(),
         tooltip=[style.number("peak_gb", "peak, GB"), *tooltips("tflops", "TFLOP/s")],
     )
-    names = base.mark_text(align="left", dx=12, dy=-10, fontSize=12, color=style.SLATE).encode(
-        x=x, y=y, text="variant:N"
-    )
+    # Two runs of one kernel at one shape lie so near that their names would be written over each other.
+    first = data.sort_values("tflops", ascending=False).drop_duplicates("variant")
+    names = alt.Chart(first).mark_text(align="left", dx=12, dy=-10, fontSize=12, fontWeight=600)
+    names = names.encode(x=x, y=y, text="variant:N", color=colour)
     end = _without_time(frame)
     chart = alt.layer(front, bars, points, names, *end).properties(height=HEIGHT, width="container")
     words = f"Throughput against peak memory: {good['shape'].iloc[0]}"

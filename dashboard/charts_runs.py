@@ -16,13 +16,11 @@ def counted_against_modelled(frame: pd.DataFrame):
     """Requested global bytes: counted on the CPU machine (circle), and the closed form (a tick in it)."""
     known = rows.ok(frame)
     known = known[(known["counted_bytes"] > 0) & (known["modelled_bytes"] > 0)]
-    known = known[~known["family"].isin(["probe"]) | (known["counted_bytes"] > 0)]
     if known.empty:
         return None
     names = zip(known["variant"], known["kernel"], known["shape"])
-    known = known.assign(
-        case=[name if shape == kernel else f"{name} · {shape}" for name, kernel, shape in names]
-    )
+    cases = [name if shape == kernel else f"{name} · {shape}" for name, kernel, shape in names]
+    known = known.assign(case=cases)
     known = known.drop_duplicates(["case", "dtype", "counted_bytes", "modelled_bytes"])
     order = known.sort_values(["family", "kernel", "counted_bytes"])["case"].unique().tolist()
     long = pd.concat(
@@ -31,9 +29,8 @@ def counted_against_modelled(frame: pd.DataFrame):
             known.assign(source=MODELLED, bytes=known["modelled_bytes"]),
         ]
     )
-    long = columns(
-        long, "case", "source", "bytes", "dtype", "counted_bytes", "modelled_bytes", "counted_launches"
-    )
+    names = ("case", "source", "bytes", "dtype", "counted_bytes", "modelled_bytes", "counted_launches")
+    long = columns(long, *names)
     key = {"domain": [COUNTED, MODELLED]}
     legend = alt.Legend(title="bytes requested", symbolLimit=0, symbolSize=110, orient="top")
     chart = (

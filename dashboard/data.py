@@ -52,6 +52,8 @@ class Loaded:
     torn_lines : int
     files : pandas.DataFrame
         One row a file: run, file, size, schema version, modification time (UTC).
+    unfinished : list of (str, int, int)
+        Runs that lack rows: folder, cases planned, cases with a row.
     """
 
     frame: pd.DataFrame
@@ -59,6 +61,7 @@ class Loaded:
     quarantined: list[tuple[str, str]] = field(default_factory=list)
     torn_lines: int = 0
     files: pd.DataFrame = field(default_factory=pd.DataFrame)
+    unfinished: list[tuple[str, int, int]] = field(default_factory=list)
 
 
 def runs_root() -> Path:
@@ -151,9 +154,43 @@ def _load(paths: tuple[str, ...], state: tuple[tuple[str, int, int], ...], hashe
     frame["stale"] = store.stale(frame, dict(hashes))
     said = {str(run.path): str(run.manifest.get("command", "")) for run in found.runs}
     frame["command"] = [said.get(path, "") for path in frame["run_path"]]
+    held = {str(run.path): _device_bytes(run.manifest) for run in found.runs}
+    frame["device_bytes"] = [held.get(path) for path in frame["run_path"]]
     attempts = rows.prepare(frame)
-    quarantined = [(str(path), reason.removeprefix(f"{path}: ")) for path, reason in found.quarantined]
-    return Loaded(rows.latest(attempts), attempts, quarantined, found.torn_lines, _describe(state))
+    quarantined = [
+        (short(Path(path)), reason.removeprefix(f"{path}: ")) for path, reason in found.quarantined
+    ]
+    unfinished = [
+        (short(run.path), planned, done)
+        for run in found.runs
+        if (done := _distinct(frame, run)) < (planned := _planned(run.manifest))
+    ]
+    return Loaded(
+        rows.latest(attempts), attempts, quarantined, found.torn_lines, _describe(state), unfinished
+    )
+
+
+def _planned(manifest: dict) -> int:
+    cases = manifest.get("cases")
+    return len(cases) if isinstance(cases, list) else 0
+
+
+def _distinct(frame: pd.DataFrame, run: store.RunInfo) -> int:
+    """How many cases of a run have a row."""
+    return int(frame.loc[frame["run_path"] == str(run.path), "case_id"].nunique())
+
+
+def _device_bytes(manifest: dict) -> float | None:
+    """Memory of the first GPU of the machine a run was made on; a manifest may say nothing, or nonsense."""
+    try:
+        return float(manifest["environment"]["gpus"][0]["memory_bytes"])
+    except (KeyError, IndexError, TypeError, ValueError):
+        return None
+
+
+def short(path: Path) -> str:
+    """A path as one would type it in the project's folder."""
+    return path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else str(path)
 
 
 @st.cache_data(ttl=60, show_spinner=False)
@@ -175,7 +212,7 @@ def _describe(state: tuple[tuple[str, int, int], ...]) -> pd.DataFrame:
     lines = [
         {
             "run": Path(path).parent.name,
-            "file": path,
+            "file": short(Path(path)),
             "size": size,
             "schema version": schema_version(Path(path)),
             "changed (UTC)": pd.Timestamp(changed, unit="ns", tz="UTC"),

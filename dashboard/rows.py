@@ -1,14 +1,14 @@
-"""From stored rows to rows a chart can draw: types made safe, labels made once, latest attempts chosen.
+"""From stored rows to rows a chart can draw: safe types, latest attempts, rates and floors.
 
 Pure functions of a DataFrame. Nothing here reads a file or knows Streamlit.
 """
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pandas as pd
+
+from dashboard import labels
 
 NUMBERS = (
     "b",
@@ -43,6 +43,7 @@ NUMBERS = (
     "modelled_bytes_stored",
     "modelled_scratch_bytes",
     "modelled_peak_bytes",
+    "device_bytes",
 )
 NAMES = (
     "run_id",
@@ -76,7 +77,6 @@ FAILED = (
     "throttled",
     "interrupted",
 )
-OTHER = "other"
 
 
 def prepare(frame: pd.DataFrame) -> pd.DataFrame:
@@ -103,7 +103,7 @@ def prepare(frame: pd.DataFrame) -> pd.DataFrame:
     out["stale"] = [bool(value) for value in stale.fillna(False)]
     if "measured_samples_us" not in out:
         out["measured_samples_us"] = None
-    return _labels(_quartiles(out))
+    return labels.add(_quartiles(out))
 
 
 def _quartiles(out: pd.DataFrame) -> pd.DataFrame:
@@ -136,82 +136,6 @@ def _p99(samples) -> float:
     if samples is None or np.ndim(samples) != 1 or len(samples) < 10:
         return np.nan
     return float(np.nanpercentile(np.asarray(samples, dtype="float64"), 99))
-
-
-def _labels(out: pd.DataFrame) -> pd.DataFrame:
-    decode = out["family"].isin(["decode", "cache"])
-    length = out["max_len"].fillna(out["n"]).where(decode, out["n"])
-    out["length"] = length.where(length > 0)
-    out["ragged"] = decode & ~out["lengths_source"].isin(["", "uniform"])
-    heads = [_heads(h, hkv, d) for h, hkv, d in zip(out["h"], out["hkv"], out["d"])]
-    out["heads"] = heads
-    out["what"] = [model or head for model, head in zip(out["model"], heads)]
-    out["load"] = [
-        _load(row) for row in out[["b", "length", "ragged", "lengths_source"]].itertuples(index=False)
-    ]
-    out["order"] = out["page_order"].where(out["page_order"].isin(["sorted", "shuffled"]), "sorted")
-    out["variant"] = [_variant(kernel, text) for kernel, text in zip(out["kernel"], out["constants"])]
-    # What one line of a chart joins: the same kernel, run the same way, in the same run.
-    names = zip(*(out[name] for name in ("variant", "dtype", "mode", "cache_mode", "run_id")))
-    out["series"] = ["|".join(parts) for parts in names]
-    fields = out[["family", "what", "b", "m", "n", "mask", "load", "page_size", "bytes", "kernel"]]
-    out["shape"] = [_shape(row) for row in fields.itertuples(index=False)]
-    out["panel"] = [
-        f"{what} · B{count(b)} · {mask}" for what, b, mask in zip(out["what"], out["b"], out["mask"])
-    ]
-    return out
-
-
-def count(value: float) -> str:
-    """4096 → 4K, 1000 → 1000, missing → ?."""
-    if not np.isfinite(value):
-        return "?"
-    value = int(value)
-    return f"{value // 1024}K" if value >= 1024 and value % 1024 == 0 else str(value)
-
-
-def size(value: float) -> str:
-    """Bytes in decimal units, three digits."""
-    if not np.isfinite(value):
-        return "?"
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if value >= scale:
-            return f"{value / scale:.3g} {unit}"
-    return f"{value:.0f} B"
-
-
-def _variant(kernel: str, constants: str) -> str:
-    """Kernel name with the constants the case sets, if any."""
-    try:
-        chosen = json.loads(constants) if constants else {}
-    except ValueError:
-        return f"{kernel} {constants}"
-    if not isinstance(chosen, dict) or not chosen:
-        return kernel
-    return " ".join([kernel, *(f"{name}={value}" for name, value in sorted(chosen.items()))])
-
-
-def _heads(h: float, hkv: float, d: float) -> str:
-    return "" if not np.isfinite(h) else f"{count(h)}/{count(hkv)} heads · D{count(d)}"
-
-
-def _load(row) -> str:
-    if row.ragged:
-        return f"{count(row.b)} × {row.lengths_source or 'ragged'}"
-    return f"{count(row.b)} × {count(row.length)}"
-
-
-def _shape(row) -> str:
-    parts = [row.what]
-    if row.family == "prefill":
-        parts += [f"B{count(row.b)}", f"N{count(row.n)}", row.mask]
-        if np.isfinite(row.m) and row.m != row.n:
-            parts.insert(2, f"M{count(row.m)}")
-    elif row.family in ("decode", "cache"):
-        parts += [row.load] + ([f"page {count(row.page_size)}"] if np.isfinite(row.page_size) else [])
-    elif np.isfinite(row.bytes) and row.bytes > 0:
-        parts += [size(row.bytes)]
-    return " · ".join(part for part in parts if part) or row.kernel or OTHER
 
 
 def latest(frame: pd.DataFrame) -> pd.DataFrame:
@@ -264,7 +188,8 @@ def floor_us(frame: pd.DataFrame, everything: pd.DataFrame) -> np.ndarray:
     """The least time each row's bytes need: what the read probe took for as many bytes on the same device.
 
     Between measured sizes both are interpolated on logarithmic scales; beyond them the rate of the nearest
-    stays, which keeps it a bound. The probe's launches are those of the row (plain or graph) where it has such.
+    stays, which keeps it a bound. The probe's launches are those of the row (plain or graph) where it has
+    such.
 
     Returns
     -------
@@ -272,16 +197,16 @@ def floor_us(frame: pd.DataFrame, everything: pd.DataFrame) -> np.ndarray:
         Microseconds; NaN where the device has no read probe.
     """
     probe = ok(everything)
-    probe = probe[
-        (probe["kernel"] == "read") & (probe["bytes"] > 0) & (probe["measured_time_us"] > 0)
-    ]
+    probe = probe[(probe["kernel"] == "read") & (probe["bytes"] > 0) & (probe["measured_time_us"] > 0)]
     out = np.full(len(frame), np.nan)
     for (device, mode), places in frame.reset_index(drop=True).groupby(["device", "mode"]).indices.items():
         same = probe[(probe["device"] == device) & (probe["cache_mode"] != "warm")]
         same = same[same["mode"] == mode] if (same["mode"] == mode).any() else same
         if same.empty:
             continue
-        curve = same.groupby(same["bytes"].astype("float64"))["measured_time_us"].min()  # of several ways to read
+        curve = same.groupby(same["bytes"].astype("float64"))[
+            "measured_time_us"
+        ].min()  # of several ways to read
         wanted = frame["modelled_bytes"].to_numpy()[places]
         time = np.exp(np.interp(np.log(wanted), np.log(curve.index), np.log(curve.to_numpy())))
         out[places] = time * wanted / np.clip(wanted, curve.index[0], curve.index[-1])
@@ -314,7 +239,7 @@ def lost(frame: pd.DataFrame, by: list[str]) -> pd.DataFrame:
 
 
 def provenance(frame: pd.DataFrame) -> str:
-    """Where the rows come from, for a chart's subtitle: devices, the state of the L2 cache, how it was launched."""
+    """Where the rows come from, for a chart's subtitle: devices, state of the L2 cache, launches."""
     devices = [name for name in dict.fromkeys(frame["device"]) if name] or ["unknown device"]
     caches = [f"{mode} L2" for mode in dict.fromkeys(frame["cache_mode"]) if mode]
     modes = [f"{mode} replay" if mode == "graph" else mode for mode in dict.fromkeys(frame["mode"]) if mode]

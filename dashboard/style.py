@@ -28,6 +28,7 @@ KERNELS = {
     "mma": (OLIVE, "circle"),
     "empty": (SLATE, "circle"),
 }
+OWN = ("flash", "standard", "paged", "append", "copy", "read", "mma", "empty")
 OTHER_COLOURS = (ORANGE, SKY, PURPLE, OLIVE, SLATE, GREEN, VERMILLION, BLUE)
 OTHER_SHAPES = ("triangle-up", "triangle-down", "cross", "diamond", "triangle-right", "triangle-left")
 
@@ -59,7 +60,7 @@ def kernel_table(kernels) -> dict[str, tuple[str, str]]:
     return table
 
 
-def kernel_colour(kernels, title: str = "kernel (measured)") -> alt.Color:
+def kernel_colour(kernels, title: str = "kernel (measured)", **more) -> alt.Color:
     """Colour encoding over the whole domain; the legend lists only what the chart shows."""
     table = kernel_table(kernels)
     present = sorted(set(map(str, kernels)), key=list(table).index)
@@ -67,11 +68,11 @@ def kernel_colour(kernels, title: str = "kernel (measured)") -> alt.Color:
         field="kernel",
         type="nominal",
         scale=alt.Scale(domain=list(table), range=[colour for colour, _ in table.values()]),
-        legend=alt.Legend(title=title, values=present, symbolLimit=0),
+        legend=alt.Legend(title=title, values=present, symbolLimit=0, **more),
     )
 
 
-def kernel_shape(kernels, title: str = "kernel (measured)") -> alt.Shape:
+def kernel_shape(kernels, title: str = "kernel (measured)", **more) -> alt.Shape:
     """Shape encoding that says the same as the colour, for readers who cannot tell the colours apart."""
     table = kernel_table(kernels)
     present = sorted(set(map(str, kernels)), key=list(table).index)
@@ -79,7 +80,7 @@ def kernel_shape(kernels, title: str = "kernel (measured)") -> alt.Shape:
         field="kernel",
         type="nominal",
         scale=alt.Scale(domain=list(table), range=[shape for _, shape in table.values()]),
-        legend=alt.Legend(title=title, values=present, symbolLimit=0),
+        legend=alt.Legend(title=title, values=present, symbolLimit=0, **more),
     )
 
 
@@ -200,6 +201,9 @@ HEADER = {
     "labelFontWeight": 600,
     "labelAnchor": "start",
     "labelPadding": 12,
+    "labelExpr": "split(datum.label, '\\n')",
+    "labelLineHeight": 16,
+    "labelLimit": 320,
     "title": None,
 }
 CONFIG = {"view": {"stroke": None}, "axis": AXIS, "legend": LEGEND, "header": HEADER}

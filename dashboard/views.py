@@ -8,7 +8,7 @@ import altair as alt
 import pandas as pd
 import streamlit as st
 
-from dashboard import data, rows
+from dashboard import charts_runs, data, rows
 
 TABLE_COLUMNS = (
     "suite",
@@ -71,7 +71,8 @@ LABELS = {
 def pick_runs() -> data.Loaded:
     """The sidebar's run picker; its choice is in the address, so a link opens the same runs."""
     folders = data.available()
-    names = {_label(folder): folder for folder in folders}
+    own = {folder.name for folder in folders if folder.origin == data.MINE}
+    names = {_label(folder, own): folder for folder in folders}
     start = [name for name, folder in names.items() if folder in data.preferred(folders)]
     with st.sidebar:
         chosen = st.multiselect(
@@ -81,9 +82,11 @@ def pick_runs() -> data.Loaded:
             key="run",
             bind="query-params",
             placeholder="Choose runs",
-            help="Your own runs come from the folder below.",
+            help="Recorded runs ship with the project; your own come from the folder below.",
         )
-        st.caption(f"Own runs: `{data.runs_root()}` (set `{data.RUNS_VARIABLE}` for another folder).")
+        st.caption(
+            f"Own runs: `{data.short(data.runs_root())}` (set `{data.RUNS_VARIABLE}` for another folder)."
+        )
         if st.button("Look for new runs", icon=":material/refresh:", type="tertiary"):
             st.rerun()
     loaded = data.load([names[name] for name in chosen])
@@ -98,8 +101,16 @@ def some(number: int, thing: str) -> str:
     return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 
-def _label(folder: data.Folder) -> str:
-    return folder.name if folder.origin == data.MINE else f"recorded/{folder.name}"
+def _label(folder: data.Folder, own: set[str]) -> str:
+    """A run's name, short enough for the sidebar; a recorded one says so where an own run has its name."""
+    shipped = folder.origin != data.MINE and folder.name in own
+    return f"recorded/{folder.name}" if shipped else folder.name
+
+
+def unfinished(loaded: data.Loaded) -> None:
+    """Names the chosen runs that lack some of the cases they were planned with."""
+    for path, planned, done in loaded.unfinished:
+        st.caption(f"`{path}` holds {done} of the {planned} cases it was planned with.")
 
 
 def heading(title: str, question: str) -> None:
@@ -210,3 +221,12 @@ def commands(frame: pd.DataFrame) -> list[str]:
     return [f"python -m experiments run {shlex.quote(suite)}" for suite in suites] or [
         "python -m experiments list"
     ]
+
+
+def counted(frame: pd.DataFrame) -> None:
+    """Counted beside modelled bytes, a suite of the CPU machine at a time."""
+    suites = [suite for suite in dict.fromkeys(frame["suite"]) if suite]
+    suite = choose("Suite", suites, "counted_suite", "quick")
+    frame = frame[frame["suite"] == suite] if suites else frame
+    chart = charts_runs.counted_against_modelled(frame)
+    show(chart, frame, "counted", "No case of the CPU machine has counters.")

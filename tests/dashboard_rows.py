@@ -1,4 +1,4 @@
-"""Made-up result rows for the dashboard's tests: plausible shapes and numbers, every status, no GPU needed."""
+"""Made-up result rows for the dashboard's tests: plausible shapes and numbers, every status, no GPU."""
 
 from __future__ import annotations
 

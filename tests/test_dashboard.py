@@ -60,9 +60,8 @@ def test_overview_shows_each_family_with_its_unit(open_page, recorded):
     app = open_page("overview", shipped=recorded)
     assert words(app) == [
         "Prefill throughput, TFLOP/s",
-        "Decode, achieved GB/s",
-        "What the device can move, GB/s",
-        "Global bytes a run requests: counted and modelled",
+        "Peak memory over N, GB",
+        "Decode time over page size, µs",
         "Cases by suite and status",
     ]
     assert {metric.label: metric.value for metric in app.metric}["Cases"] == "157"
@@ -85,22 +84,44 @@ def test_overview_of_the_cpu_machine_counts_and_times_nothing(open_page, recorde
 
 def test_memory_page_opens_where_most_kernels_ran(open_page, recorded):
     app = open_page("memory", shipped=recorded)
-    assert words(app)[0] == "Peak memory over N, in GB"
+    assert words(app)[0] == "Peak memory over N, GB"
     assert words(app)[1].startswith("Throughput against peak memory: Llama-3-8B · B1 · N8K")
 
 
 def test_decode_page_shows_pages_order_and_ragged_batches(open_page, recorded):
     app = open_page("decode", shipped=recorded)
-    assert words(app)[:3] == [
-        "Paged decode over page size, achieved GB/s",
-        "What shuffled pages cost, as a ratio of times",
-        "Decode of ragged batches, time in µs",
+    assert words(app)[:4] == [
+        "Decode of batches of one length over page size, time in µs",
+        "Decode of real request lengths over page size, time in µs",
+        "Time with shuffled pages ÷ time with sorted pages",
+        "What the device can move, GB/s, over bytes moved at once",
     ]
 
 
+def test_a_recorded_run_says_so_where_an_own_run_has_its_name(open_page, recorded):
+    app = open_page("overview", runs=recorded / "cpu", shipped=recorded / "cpu")
+    assert app.multiselect(key="run").options == ["quick", "recorded/quick"]
+
+
+@pytest.mark.parametrize("page", ["decode", "health"])
+def test_a_run_that_lacks_cases_is_named(open_page, tmp_path, page):
+    runs = made.write(tmp_path / "runs", made.h200_rows())
+    assert not any("planned" in caption.value for caption in open_page(page, runs=runs).caption)
+    store.write_manifest(runs / "page-size", {"run_id": "page-size-1", "cases": [{}] * 60})
+    said = [caption.value for caption in open_page(page, runs=runs).caption if "planned" in caption.value]
+    assert len(said) == 1 and "holds 40 of the 60 cases" in said[0]
+
+
+def test_odd_manifests_are_read(open_page, tmp_path):
+    runs = made.write(tmp_path / "runs", {"quick": made.cpu_rows()["quick"]})
+    for odd in ({"cases": 7}, {"environment": {"gpus": []}}, {"environment": None}):
+        store.write_manifest(runs / "quick", {"run_id": "quick-cpu", **odd})
+        assert open_page("health", runs=runs).get("vega_lite_chart")
+
+
 def test_links_choose_runs(open_page, recorded):
-    app = open_page("overview", shipped=recorded, run="recorded/cpu/quick")
-    assert app.multiselect(key="run").value == ["recorded/cpu/quick"]
+    app = open_page("overview", shipped=recorded, run="cpu/quick")
+    assert app.multiselect(key="run").value == ["cpu/quick"]
     assert {metric.label: metric.value for metric in app.metric}["Cases"] == "7"
 
 
@@ -218,6 +239,11 @@ def test_a_run_in_progress_is_read_from_its_journal(open_page, tmp_path):
     app = open_page("health", runs=tmp_path / "runs")
     values = {metric.label: metric.value for metric in app.metric}
     assert values["Torn journal lines"] == "1" and values["Cases not ok"] == "0"
+
+
+def test_without_sources_staleness_is_unknown(open_page, recorded):
+    values = {metric.label: metric.value for metric in open_page("health", shipped=recorded).metric}
+    assert values["Stale rows"] == "unknown"
 
 
 def test_stale_rows_are_named(open_page, recorded, monkeypatch):

@@ -7,7 +7,18 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from dashboard import charts, charts_decode, charts_memory, charts_runs, rows, style, views
+from dashboard import (
+    charts,
+    charts_decode,
+    charts_memory,
+    charts_order,
+    charts_prefill,
+    charts_runs,
+    labels,
+    rows,
+    style,
+    views,
+)
 
 H200 = "NVIDIA H200"
 
@@ -54,8 +65,10 @@ def built(h200) -> dict:
         "pareto": charts_memory.pareto(one[one["n"] == 8192]),
         "pages": charts_decode.over_pages(decode, "gbps"),
         "pages, time": charts_decode.over_pages(decode, "measured_time_us"),
-        "ragged": charts_decode.ragged(decode),
-        "order": charts_decode.order_cost(decode),
+        "ragged": charts_decode.over_pages(decode[decode["ragged"]], "measured_time_us", "ragged batches"),
+        "glance": charts_decode.at_a_glance(decode),
+        "order": charts_order.order_cost(decode),
+        "throughput": charts_prefill.throughput(prefill[prefill["n"] == 32768], 660.0, "mma.sync probe"),
         "bytes": charts.over_bytes(family(frame, "probe")),
         "statuses": charts_runs.statuses(frame),
         "timeline": charts_runs.timeline(frame),
@@ -94,7 +107,7 @@ def test_unknown_kernels_get_a_colour_and_shape_each():
 
 
 def test_failures_are_written_into_the_chart(built):
-    for name in ("over_n", "dots", "peak_over_n", "pages"):
+    for name in ("over_n", "dots", "peak_over_n", "pages", "throughput"):
         texts = drawn(built[name], "text")
         assert any("oom" in text or "timeout" in text for text in texts), name
 
@@ -135,7 +148,8 @@ def test_measured_and_modelled_memory_use_different_marks(built):
         sources = {row.get("source") for row in spec["datasets"][layer["data"]["name"]]}
         for source in sources & {charts_memory.MEASURED_PEAK, charts_memory.FORMULA}:
             marks.setdefault(source, set()).add(layer["mark"]["type"])
-    assert marks[charts_memory.FORMULA] == {"line"} and "line" not in marks[charts_memory.MEASURED_PEAK]
+    assert marks[charts_memory.FORMULA] == {"line", "text"}  # the text is the line's name
+    assert marks[charts_memory.MEASURED_PEAK] == {"point"}
 
 
 def test_counted_and_modelled_bytes_use_different_shapes(cpu):
@@ -178,9 +192,9 @@ def test_pareto_front():
 
 def test_order_ratio_needs_both_orders(h200):
     decode = family(h200, "decode")
-    ratios = charts_decode.order_ratios(decode)
+    ratios = charts_order.order_ratios(decode)
     assert len(ratios) == 18 and ratios["ratio"].between(0.9, 1.2).all()
-    assert charts_decode.order_ratios(decode[decode["page_order"] == "sorted"]).empty
+    assert charts_order.order_ratios(decode[decode["page_order"] == "sorted"]).empty
 
 
 def test_latest_attempt_wins():
@@ -217,5 +231,5 @@ def test_commands_are_those_of_the_manifest():
 
 
 def test_labels():
-    assert [rows.count(value) for value in (1024, 1000, 131072, np.nan)] == ["1K", "1000", "128K", "?"]
-    assert [rows.size(value) for value in (2**30, 999, np.nan)] == ["1.07 GB", "999 B", "?"]
+    assert [labels.count(value) for value in (1024, 1000, 131072, np.nan)] == ["1K", "1000", "128K", "?"]
+    assert [labels.size(value) for value in (2**30, 999, np.nan)] == ["1.07 GB", "999 B", "?"]

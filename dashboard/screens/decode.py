@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import streamlit as st
 
-from dashboard import charts_decode, charts_runs, data, rows, views
+from dashboard import charts, charts_decode, charts_order, charts_runs, data, rows, views
 
-RATES = {"Achieved GB/s": "gbps", "Time, µs": "measured_time_us"}
+RATES = {"Time, µs": "measured_time_us", "Achieved GB/s": "gbps"}
 
 
 def page(loaded: data.Loaded) -> None:
@@ -22,7 +22,7 @@ def page(loaded: data.Loaded) -> None:
         return
     timed = rows.gpu(frame)
     if len(timed):
-        measured(timed, loaded.frame)
+        measured(timed, loaded)
     if len(rows.cpu(frame)):
         st.header("Bytes, counted")
         views.show(
@@ -33,7 +33,8 @@ def page(loaded: data.Loaded) -> None:
         )
 
 
-def measured(frame, everything) -> None:
+def measured(frame, loaded: data.Loaded) -> None:
+    everything = loaded.frame
     with views.choices():
         device = views.choose("Device", list(frame["device"].value_counts().index), "decode_device")
         frame = frame[frame["device"] == device]
@@ -43,16 +44,16 @@ def measured(frame, everything) -> None:
         words = st.segmented_control(
             "Show",
             list(RATES),
-            default="Achieved GB/s",
+            default="Time, µs",
             required=True,
             key="decode_rate",
             bind="query-params",
         )
-    frame = rows.with_floor(frame, everything)
+    frame, rate = rows.with_floor(frame, everything), RATES.get(words, "measured_time_us")
     st.header("Page size")
-    even = frame[~frame["ragged"]]
+    even, ragged = frame[~frame["ragged"]], frame[frame["ragged"]]
     views.show(
-        charts_decode.over_pages(even, RATES.get(words, "gbps")),
+        charts_decode.over_pages(even, rate),
         even,
         "page-size",
         "No batch of equal lengths has been timed in these runs.",
@@ -62,22 +63,48 @@ def measured(frame, everything) -> None:
         st.caption(f"Loads with a single page size are only in the table ({views.some(single, 'row')}).")
     if frame["floor_us"].isna().all():
         st.caption("No floor is drawn: the suite `ceilings` has not measured this device's read rate.")
+    real_lengths(ragged, rate)
+    views.unfinished(loaded)
     st.header("Page order")
     views.show(
-        charts_decode.order_cost(frame),
-        charts_decode.order_ratios(frame).assign(stale=False, status="ok", constants="", suite="page-size"),
+        charts_order.order_cost(frame),
+        charts_order.order_ratios(frame).assign(stale=False, status="ok", constants="", suite="page-size"),
         "page-order",
         "No case was timed with both sorted and shuffled pages.",
     )
+    probes(everything[everything["device"] == device])
+
+
+def real_lengths(ragged, rate: str) -> None:
+    """Batches drawn from request logs: what page size costs where lengths differ."""
     st.header("Real request lengths")
     views.show(
-        charts_decode.ragged(frame),
-        frame[frame["ragged"]],
+        charts_decode.over_pages(ragged, rate, "real request lengths"),
+        ragged,
         "ragged",
         "No batch of real request lengths is in these runs; give the suite a request log.",
     )
-    if frame[frame["ragged"]].empty:
+    if ragged.empty:
         st.code("python -m experiments run page-size --lengths FILE", language="bash")
+    else:
+        st.caption(
+            "Each panel is one batch drawn from a published request log: its number of requests, and the "
+            "tokens they hold together."
+        )
+
+
+def probes(frame) -> None:
+    """What the floor is made of, and the write side."""
+    reads = frame[(frame["family"] == "probe") & (frame["machine"] == "gpu")]
+    if len(reads):
+        st.header("Where the floor comes from")
+        chart = charts.over_bytes(reads)
+        views.show(chart, reads, "ceilings", "No probe has moved bytes; the table has the others.")
+    writes = frame[(frame["family"] == "cache") & (frame["machine"] == "gpu")]
+    if len(writes):
+        st.header("Writing the cache")
+        chart = charts.dots(writes, "gbps", "Cache append, GB/s")
+        views.show(chart, writes, "append", "No append has been timed on this device in these runs.")
 
 
 page(st.session_state["loaded"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 
 import pandas as pd
 import streamlit as st
@@ -15,6 +16,8 @@ def page(loaded: data.Loaded) -> None:
     views.heading("Data health", "Can the numbers on the other pages be trusted?")
     lost = rows.failed(loaded.frame)
     cells = st.columns(5)
+    # Without the kernels' sources, no row can be told to be stale, and 0 would say that none is.
+    stale = f"{int(loaded.frame['stale'].sum()):,}" if data.current_hashes() else "unknown"
     for cell, (label, value) in zip(
         cells,
         (
@@ -22,10 +25,10 @@ def page(loaded: data.Loaded) -> None:
             ("Unreadable files", len(loaded.quarantined)),
             ("Torn journal lines", loaded.torn_lines),
             ("Cases not ok", len(lost)),
-            ("Stale rows", int(loaded.frame["stale"].sum())),
+            ("Stale rows", stale),
         ),
     ):
-        cell.metric(label, f"{value:,}", border=True)
+        cell.metric(label, value if isinstance(value, str) else f"{value:,}", border=True)
     if loaded.quarantined:
         st.header("Files set aside")
         st.table(pd.DataFrame(loaded.quarantined, columns=["file", "why"]).set_index("file"))
@@ -39,6 +42,31 @@ def page(loaded: data.Loaded) -> None:
 def outcomes(loaded: data.Loaded, lost) -> None:
     st.header("Outcomes")
     views.show(charts_runs.statuses(loaded.frame), loaded.frame, "health-statuses", "No case has a status.")
+    views.unfinished(loaded)
+    failures(lost)
+    if len(rows.cpu(loaded.frame)):
+        st.header("Bytes, counted and modelled")
+        views.counted(rows.cpu(loaded.frame))
+    if loaded.frame["stale"].any():
+        st.header("Stale rows")
+        st.caption("The kernel's source has changed since; running the suite again renews these rows.")
+        old = loaded.frame[loaded.frame["stale"]]
+        st.dataframe(
+            old[["kernel", "shape", "suite", "device", "source_hash", "finished_at", "run_id"]],
+            hide_index=True,
+            alt=f"{len(old)} rows whose kernel has changed since.",
+        )
+    st.header("Attempts")
+    views.show(
+        charts_runs.timeline(loaded.attempts), loaded.attempts, "attempts", "No attempt has a start time."
+    )
+    again = len(loaded.attempts) - len(loaded.frame)
+    if again:
+        st.caption(f"{again} earlier attempts were followed by a later one, which the other pages show.")
+
+
+def failures(lost) -> None:
+    """Every case that did not end ok, with its reason and the command that tries again."""
     st.header("Failures and their reasons")
     if lost.empty:
         st.success("Every case ended ok.", icon=":material/check_circle:")
@@ -64,26 +92,11 @@ def outcomes(loaded: data.Loaded, lost) -> None:
         )
         st.code(
             "\n".join(
-                f"python -m experiments resume {shlex.quote(run)}" for run in dict.fromkeys(lost["run_path"])
+                f"python -m experiments resume {shlex.quote(data.short(Path(run)))}"
+                for run in dict.fromkeys(lost["run_path"])
             ),
             language="bash",
         )
-    if loaded.frame["stale"].any():
-        st.header("Stale rows")
-        st.caption("The kernel's source has changed since; running the suite again renews these rows.")
-        old = loaded.frame[loaded.frame["stale"]]
-        st.dataframe(
-            old[["kernel", "shape", "suite", "device", "source_hash", "finished_at", "run_id"]],
-            hide_index=True,
-            alt=f"{len(old)} rows whose kernel has changed since.",
-        )
-    st.header("Attempts")
-    views.show(
-        charts_runs.timeline(loaded.attempts), loaded.attempts, "attempts", "No attempt has a start time."
-    )
-    again = len(loaded.attempts) - len(loaded.frame)
-    if again:
-        st.caption(f"{again} earlier attempts were followed by a later one, which the other pages show.")
 
 
 def files(loaded: data.Loaded) -> None:

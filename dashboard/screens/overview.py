@@ -4,7 +4,21 @@ from __future__ import annotations
 
 import streamlit as st
 
-from dashboard import charts, charts_runs, data, rows, views
+from dashboard import (
+    charts,
+    charts_decode,
+    charts_memory,
+    charts_prefill,
+    charts_runs,
+    data,
+    labels,
+    rows,
+    views,
+)
+
+# Not a ceiling: libraries that use Hopper's asynchronous tensor core instructions go beyond it.
+MMA = "mma.sync probe"
+NO_PREFILL = "No prefill case has been timed on this device in these runs."
 
 
 def page(loaded: data.Loaded) -> None:
@@ -18,10 +32,13 @@ def page(loaded: data.Loaded) -> None:
         device = views.choose("Device", list(timed["device"].value_counts().index), "overview_device")
         timed = timed[timed["device"] == device]
         prefill(timed, rows.ceiling(timed, "mma", "tflops", device))
-        decode(timed, rows.ceiling(timed, "read", "gbps", device))
-        probes(timed)
-    if len(rows.cpu(frame)):
-        counted(rows.cpu(frame), alone=timed.empty)
+        left, right = st.columns(2, gap="medium")
+        with left:
+            memory(timed[timed["family"] == "prefill"])
+        with right:
+            decode(timed[timed["family"] == "decode"], frame)
+    elif len(rows.cpu(frame)):
+        counted(rows.cpu(frame))
     st.header("What was run")
     views.show(charts_runs.statuses(frame), frame, "statuses", "No case has a status.")
 
@@ -32,8 +49,9 @@ def numbers(frame) -> None:
     timed = rows.gpu(frame)
     devices = [name for part in (timed, frame) for name in part["device"].value_counts().index if name]
     devices = list(dict.fromkeys(devices))
-    more = f" + {len(devices) - 1}" if len(devices) > 1 else ""
-    left.metric("Device", (devices or ["unknown"])[0] + more, help=", ".join(devices) or None, border=True)
+    left.metric(
+        "Device", " and ".join(devices[:2]) or "unknown", help=", ".join(devices) or None, border=True
+    )
     rest[0].metric("Cases", f"{len(frame):,}", border=True)
     rest[1].metric("Ended ok", f"{len(good):,}", border=True)
     rest[2].metric("Kernels", frame["kernel"].replace("", None).nunique(), border=True)
@@ -41,61 +59,51 @@ def numbers(frame) -> None:
     rest[3].metric("Last result, UTC", "unknown" if last != last else f"{last:%Y-%m-%d %H:%M}", border=True)
 
 
-def prefill(timed, roof: float) -> None:
+def prefill(timed, probe: float) -> None:
     st.header("Prefill")
     frame = timed[timed["family"] == "prefill"]
-    build = charts.over_n if charts.is_sweep(frame) else charts.dots
-    chart = build(frame, "tflops", "Prefill throughput, TFLOP/s", roof, "measured mma ceiling")
-    views.show(chart, frame, "prefill", "No prefill case has been timed on this device in these runs.")
+    if charts.is_sweep(frame):
+        chart = charts.over_n(frame, "tflops", "Prefill throughput, TFLOP/s", probe, MMA)
+        views.show(chart, frame, "prefill", NO_PREFILL)
+        return
+    shared = charts_prefill.compared(frame)
+    with views.choices():
+        dtype = views.choose("dtype", list(shared["dtype"].value_counts().index), "overview_dtype")
+        shared = shared[shared["dtype"] == dtype]
+        lengths = sorted(shared["n"].dropna().unique(), reverse=True)  # the longest says most
+        name = views.choose("Context, keys", [*map(labels.count, lengths), "all"], "overview_n")
+        shared = shared[(shared["n"].map(labels.count) == name) | (name == "all")]
+    views.show(charts_prefill.throughput(shared, probe, MMA), shared, "prefill", NO_PREFILL)
 
 
-def decode(timed, roof: float) -> None:
+def memory(frame) -> None:
+    """The panel with most lengths; its page has the others."""
+    st.header("Memory")
+    panels = frame.groupby("panel")[["n", "variant"]].nunique().sort_values(["n", "variant"], kind="stable")
+    one = frame[frame["panel"] == panels.index[-1]] if len(panels) else frame
+    chart = charts_memory.peak_over_n(one, narrow=True)
+    views.show(chart, one, "memory", "No prefill case of this device has a length and a peak.")
+    st.page_link("screens/memory.py", label="Every model, and what the memory buys", icon=":material/memory:")
+
+
+def decode(frame, everything) -> None:
     st.header("Decode")
-    frame = timed[timed["family"] == "decode"]
-    best = representative(frame)
-    chart = charts.dots(best, "gbps", "Decode, achieved GB/s", roof, "measured read ceiling")
-    views.show(chart, best, "decode", "No decode case has been timed on this device in these runs.")
-    if len(best) < len(frame):
-        st.caption("Pages of 16 tokens, in order; the page Paged decode shows them all.")
-
-
-def probes(timed) -> None:
-    frame = timed[timed["family"] == "probe"]
-    if len(frame):
-        st.header("Ceilings")
-        views.show(
-            charts.over_bytes(frame), frame, "ceilings", "No probe has moved bytes; the table has the others."
-        )
-    frame = timed[timed["family"] == "cache"]
-    if len(frame):
-        st.header("Writing the cache")
-        chart = charts.dots(frame, "gbps", "Cache append, GB/s")
-        views.show(chart, frame, "append", "No append has been timed on this device in these runs.")
-
-
-def representative(frame):
-    """The page size services use most, pages in order; everything where a suite has no such rows."""
-    usual = frame[(frame["page_size"] == 16) & ((frame["order"] == "sorted") | frame["ragged"])]
-    return usual if len(usual) else frame
-
-
-def counted(frame, alone: bool) -> None:
-    st.header("Bytes, counted")
-    if alone:
-        st.info(
-            "These runs come from the CPU machine, which executes the same kernels and counts every byte. "
-            "It models no time, so there is no throughput to show.",
-            icon=":material/calculate:",
-        )
-    suites = [suite for suite in dict.fromkeys(frame["suite"]) if suite]
-    suite = views.choose("Suite", suites, "counted_suite", "quick")
-    frame = frame[frame["suite"] == suite] if suites else frame
-    views.show(
-        charts_runs.counted_against_modelled(frame),
-        frame,
-        "counted",
-        "No case of the CPU machine has counters.",
+    frame = rows.with_floor(frame, everything)
+    chart = charts_decode.at_a_glance(frame)
+    views.show(chart, frame, "decode", "No batch of one length has been timed on this device in these runs.")
+    st.page_link(
+        "screens/decode.py", label="Every batch, page order, real lengths", icon=":material/auto_stories:"
     )
+
+
+def counted(frame) -> None:
+    st.header("Bytes, counted")
+    st.info(
+        "These runs come from the CPU machine, which executes the same kernels and counts every byte. "
+        "It models no time, so there is no throughput to show.",
+        icon=":material/calculate:",
+    )
+    views.counted(frame)
 
 
 page(st.session_state["loaded"])

@@ -1,0 +1,95 @@
+"""What a row is called in charts and tables: kernel with constants, model, load, shape. Pure functions."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pandas as pd
+
+OTHER = "other"
+
+
+def add(out: pd.DataFrame) -> pd.DataFrame:
+    """Adds what a row is called where it is drawn: `what`, `load`, `shape`, `panel`, `variant`, `series`."""
+    decode = out["family"].isin(["decode", "cache"])
+    length = out["max_len"].fillna(out["n"]).where(decode, out["n"])
+    out["length"] = length.where(length > 0)
+    out["ragged"] = decode & ~out["lengths_source"].isin(["", "uniform"])
+    heads = [_heads(h, hkv, d) for h, hkv, d in zip(out["h"], out["hkv"], out["d"])]
+    out["heads"] = heads
+    out["what"] = [model or head for model, head in zip(out["model"], heads)]
+    out["load"] = [
+        _load(row)
+        for row in out[["b", "length", "ragged", "lengths_source", "tokens"]].itertuples(index=False)
+    ]
+    out["order"] = out["page_order"].where(out["page_order"].isin(["sorted", "shuffled"]), "sorted")
+    out["variant"] = [_variant(kernel, text) for kernel, text in zip(out["kernel"], out["constants"])]
+    # What one line of a chart joins: the same kernel, run the same way, in the same run.
+    names = zip(*(out[name] for name in ("variant", "dtype", "mode", "cache_mode", "run_id")))
+    out["series"] = ["|".join(parts) for parts in names]
+    fields = out[["family", "what", "b", "m", "n", "mask", "load", "page_size", "bytes", "kernel"]]
+    out["shape"] = [_shape(row) for row in fields.itertuples(index=False)]
+    out["panel"] = [
+        f"{what} · B{count(b)} · {mask}" for what, b, mask in zip(out["what"], out["b"], out["mask"])
+    ]
+    return out
+
+
+def count(value: float) -> str:
+    """4096 → 4K, 1000 → 1000, missing → ?."""
+    if not np.isfinite(value):
+        return "?"
+    value = int(value)
+    return f"{value // 1024}K" if value >= 1024 and value % 1024 == 0 else str(value)
+
+
+def size(value: float) -> str:
+    """Bytes in decimal units, three digits."""
+    if not np.isfinite(value):
+        return "?"
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if value >= scale:
+            return f"{value / scale:.3g} {unit}"
+    return f"{value:.0f} B"
+
+
+def _variant(kernel: str, constants: str) -> str:
+    """Kernel name with the constants the case sets, if any."""
+    try:
+        chosen = json.loads(constants) if constants else {}
+    except ValueError:
+        return f"{kernel} {constants}"
+    if not isinstance(chosen, dict) or not chosen:
+        return kernel
+    return " ".join([kernel, *(f"{name}={value}" for name, value in sorted(chosen.items()))])
+
+
+def _heads(h: float, hkv: float, d: float) -> str:
+    return "" if not np.isfinite(h) else f"{count(h)}/{count(hkv)} heads · D{count(d)}"
+
+
+def _load(row) -> str:
+    if row.ragged:
+        tokens = f" · {row.tokens / 1e3:.0f}k tokens" if row.tokens > 0 else ""
+        return f"{count(row.b)} × {log_name(row.lengths_source)}{tokens}"
+    return f"{count(row.b)} × {count(row.length)}"
+
+
+def _shape(row) -> str:
+    parts = [row.what]
+    if row.family == "prefill":
+        parts += [f"B{count(row.b)}", f"N{count(row.n)}", row.mask]
+        if np.isfinite(row.m) and row.m != row.n:
+            parts.insert(2, f"M{count(row.m)}")
+    elif row.family in ("decode", "cache"):
+        parts += [row.load] + ([f"page {count(row.page_size)}"] if np.isfinite(row.page_size) else [])
+    elif np.isfinite(row.bytes) and row.bytes > 0:
+        parts += [size(row.bytes)]
+    return " · ".join(part for part in parts if part) or row.kernel or OTHER
+
+
+def log_name(source: str) -> str:
+    """A request log's name as one reads it: "mooncake_conversation_trace.jsonl" → "mooncake conversation"."""
+    name = source.removesuffix(".gz").removesuffix(".csv").removesuffix(".jsonl").removesuffix(".json")
+    return " ".join(part for part in name.split("_") if part and part != "trace") or "ragged"
