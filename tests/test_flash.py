@@ -44,3 +44,9 @@ def test_a_tile_that_does_not_fit_is_refused():
     shape = AttentionShape(1, 1, 1, 512, 512, 128, "float16")
     with pytest.raises(Unsupported, match="need .* bytes of shared memory, RTX 4090 grants .*; choose"):
         ROWS["flash"].plan(shape, for_arch("sm_89"), {"block_m": 128, "block_n": 128})
+
+
+def test_more_warps_than_a_block_has_threads_for_are_refused():
+    shape = AttentionShape(1, 1, 1, 2048, 512, 8, "float16")
+    with pytest.raises(Unsupported, match="warps must be at most 32, the threads a block may have, got 64"):
+        ROWS["flash"].plan(shape, for_arch("sm_90a"), {"block_m": 1024, "block_n": 16, "warps": 64})

@@ -31,7 +31,7 @@ def test_scratch_is_the_score_matrix():
 
 @pytest.mark.parametrize("constants, match", [
     ({"score": "bfloat16"}, "score must be 'float32' or 'input', got 'bfloat16'; choose one"),
-    ({"head_group": -1}, "head_group must be at least 1, got -1"),
+    ({"head_group": -1}, "head_group: expected an int of at least 1 or None, got -1; change it"),
 ])
 def test_constants_that_make_no_sense(randn, constants, match):
     q = randn(1, 4, 2, 64)

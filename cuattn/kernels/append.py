@@ -1,7 +1,7 @@
 """append: new K and V rows into the pages of a cache (cache/append.cu)."""
 from __future__ import annotations
 
-from cuattn.kernels.base import ELEMENT_BYTES, AppendShape, Cost, Launch, Plan, Row, resolve
+from cuattn.kernels.base import ELEMENT_BYTES, AppendShape, Cost, Launch, Plan, Row, check_grid, resolve
 
 THREADS = 128
 
@@ -9,6 +9,7 @@ THREADS = 128
 def plan(shape: AppendShape, device, overrides=None) -> Plan:
     """One block a new token."""
     resolve(ROW.constants, overrides)
+    check_grid("append", "sequences", shape.b)
     compiled = {"HEAD_DIM": shape.d, "HKV": shape.hkv, "PAGE_SIZE": shape.page_size, "Element": shape.dtype}
     return Plan((Launch("cache/append.cu", "append", (shape.t, shape.b, 1), THREADS, 0, compiled),), {})
 

@@ -13,6 +13,8 @@ from typing import Any
 
 ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
 MMA_ROWS = 16  # rows of one mma.sync tile
+MAX_THREADS = 1024  # of a block
+GRID_LIMIT = 65535  # of the y and z extents of a grid
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -72,6 +74,11 @@ class DecodeShape:
     page_size: int
     max_pages: int
     dtype: str
+
+    @property
+    def group(self) -> int:
+        """Query heads a KV head."""
+        return self.h // max(self.hkv, 1)
 
 
 @dataclass(frozen=True)
@@ -170,7 +177,7 @@ class Row:
     name, family : str
         Family is prefill, decode, cache or probe.
     file : str
-        Path below `kernels_cu/` (or absolute, for a kernel from outside).
+        Path below `kernels_cu/`; for a kernel from outside absolute, or from its module's folder.
     archs : tuple of str
         "sm_80+" means that architecture and every later one; "sm_90a" means exactly that one.
     dtypes : tuple of str
@@ -179,7 +186,7 @@ class Row:
     features : frozenset of str
         Among causal, gqa, lse, paged, split.
     constants : mapping
-        Tunables with their defaults; None lets the plan choose by shape and device.
+        Tunables with their defaults; None lets the plan choose an integer by shape and device.
     teaches : str
         One sentence: what a reader learns from this kernel.
     plan : callable (shape, device, overrides) -> Plan
@@ -187,7 +194,9 @@ class Row:
     arguments : callable (shape, plan, tensors) -> list, one entry a launch, of [(name, value)]
         `tensors` maps names to machine.Tensor; values are Tensor or NumPy scalars.
     deterministic : bool
-        Equal bits whatever the schedule.
+        Equal bits under every schedule of one plan's blocks and threads. Other constants, or a choice that
+        the plan makes by shape, sum in another order: by default `paged` splits by the batch size, so a
+        sequence's last bits may depend on the batch it is in; `splits` given, they do not.
     spills : str
         Empty, or the reason why register spills are accepted.
     """
@@ -222,12 +231,35 @@ class Row:
 
 
 def resolve(row_constants: Mapping[str, Any], overrides: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Defaults with the user's overrides on top; an unknown name is refused."""
+    """Defaults with the user's overrides on top.
+
+    A tunable whose default is an integer or None takes an integer of at least 1, and None where that is its
+    default; any other takes what its default is.
+
+    Raises
+    ------
+    Unsupported
+        An unknown name, or a value of another kind.
+    """
     chosen = dict(row_constants)
     for name, value in (overrides or {}).items():
         if name not in chosen:
             known = ", ".join(sorted(chosen)) or "none"
             raise Unsupported(f"constants: '{name}' is not a tunable of this kernel (it has: {known}); "
                               "remove it")
+        default = row_constants[name]
+        if default is None and value is None:
+            continue
+        kind = int if default is None else type(default)
+        if type(value) is not kind or (kind is int and value < 1):  # a bool is an int to isinstance
+            expected = "an int of at least 1" if kind is int else f"a {kind.__name__}"
+            raise Unsupported(f"constants: {name}: expected {expected}{' or None' * (default is None)}, "
+                              f"got {value!r}; change it or leave it out")
         chosen[name] = value
     return chosen
+
+
+def check_grid(kernel: str, what: str, extent: int, limit: int = GRID_LIMIT) -> None:
+    """Refuses a grid that no device launches."""
+    if extent > limit:
+        raise Unsupported(f"{kernel}: expected at most {limit} {what}, got {extent}; split the call")

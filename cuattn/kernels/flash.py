@@ -5,6 +5,7 @@ import numpy as np
 
 from cuattn.kernels.base import (
     ELEMENT_BYTES,
+    MAX_THREADS,
     MMA_ROWS,
     AttentionShape,
     Cost,
@@ -53,7 +54,10 @@ def plan(shape: AttentionShape, device, overrides=None) -> Plan:
         raise Unsupported(f"flash: tiles {block_m} × {block_n} at head dim {shape.d} need {smem} bytes of "
                           f"shared memory, {device.name} grants {device.smem_per_block}; "
                           "choose smaller block_m or block_n")
-    if block_m % (MMA_ROWS * warps) or block_n % MMA_ROWS or min(block_m, block_n, warps) <= 0:
+    if 32 * warps > MAX_THREADS:
+        raise Unsupported(f"flash: warps must be at most {MAX_THREADS // 32}, the threads a block may have, "
+                          f"got {warps}; choose fewer")
+    if block_m % (MMA_ROWS * warps) or block_n % MMA_ROWS:
         raise Unsupported("flash: block_m must be a multiple of 16·warps and block_n of 16, got "
                           f"block_m={block_m}, block_n={block_n}, warps={warps}; change them")
     constants = {"block_m": block_m, "block_n": block_n, "warps": warps}

@@ -8,6 +8,8 @@ import numpy as np
 
 from cuattn.kernels.base import (
     ELEMENT_BYTES,
+    GRID_LIMIT,
+    MAX_THREADS,
     MMA_ROWS,
     Cost,
     DecodeShape,
@@ -16,6 +18,7 @@ from cuattn.kernels.base import (
     Row,
     Unsupported,
     ceil_div,
+    check_grid,
     resolve,
     round_up,
 )
@@ -54,22 +57,24 @@ def _shape_of_block(d: int, device, chosen) -> tuple[int, int, int]:
 def plan(shape: DecodeShape, device, overrides=None) -> Plan:
     """Splits fill the device once; a split is at least two rounds of tiles long at the table's full width."""
     chosen = resolve(ROW.constants, overrides)
-    group = shape.h // shape.hkv
-    row_tiles = ceil_div(group, MMA_ROWS)
+    row_tiles = ceil_div(shape.group, MMA_ROWS)
+    check_grid("paged", "sequences", shape.b)
+    check_grid("paged", "KV heads (each once for 16 query heads)", shape.hkv * row_tiles)
     warps, stages, per_sm = _shape_of_block(shape.d, device, chosen)
-    if warps < 1 or stages < 2 or warps > 32:
+    if stages < 2 or 32 * warps > MAX_THREADS:
         raise Unsupported(f"paged: needs 1 to 32 warps and at least 2 stages, got warps={warps}, "
                           f"stages={stages}; change them")
     blocks = max(shape.b * shape.hkv * row_tiles, 1)
     longest = max(shape.max_pages * shape.page_size, 1)
     rounds = ceil_div(longest, 2 * warps * KEYS)
     splits = chosen["splits"] or max(1, min(per_sm * device.sms // blocks, rounds, MAX_SPLITS))
-    if not 1 <= splits <= 65535:
-        raise Unsupported(f"paged: splits must be between 1 and 65535, got {splits}; change it")
+    if splits > GRID_LIMIT:
+        raise Unsupported(f"paged: splits must be between 1 and {GRID_LIMIT}, got {splits}; change it")
     smem = smem_bytes(shape.d, warps, stages)
     compiled = {
-        "HEAD_DIM": shape.d, "GROUP": group, "PAGE_SIZE": shape.page_size, "WARPS": warps, "STAGES": stages,
-        "Element": shape.dtype, "Output": "float32" if splits > 1 else shape.dtype, "SMEM_BYTES": smem,
+        "HEAD_DIM": shape.d, "GROUP": max(shape.group, 1), "PAGE_SIZE": shape.page_size, "WARPS": warps,
+        "STAGES": stages, "Element": shape.dtype, "Output": "float32" if splits > 1 else shape.dtype,
+        "SMEM_BYTES": smem,
     }
     grid = (splits, shape.hkv * row_tiles, shape.b)
     launches = [Launch("decode/paged.cu", "paged", grid, 32 * warps, smem, compiled)]
@@ -83,6 +88,7 @@ def plan(shape: DecodeShape, device, overrides=None) -> Plan:
 
 def combine_launch(b: int, h: int, d: int, partial: str, dtype: str) -> Launch:
     """The merge of partial states: one block a row and head."""
+    check_grid("combine", "rows", b)
     compiled = {"HEAD_DIM": d, "Element": dtype, "Partial": partial}
     return Launch("decode/combine.cu", "combine", (h, b, 1), round_up(d // 2, 32), 0, compiled)
 
@@ -101,8 +107,7 @@ def keys_by_split(length: int, splits: int, warps: int) -> list[int]:
 def cost(shape: DecodeShape, plan: Plan, lengths) -> Cost:
     """Every K and V row once a KV head and 16 query heads, its page number, Q a split; then the partials."""
     splits, warps = plan.constants["splits"], plan.constants["warps"]
-    group, size = shape.h // shape.hkv, ELEMENT_BYTES[shape.dtype]
-    row_tiles, threads = ceil_div(group, MMA_ROWS), 32 * warps
+    row_tiles, threads, size = ceil_div(shape.group, MMA_ROWS), 32 * warps, ELEMENT_BYTES[shape.dtype]
     tokens = sum(lengths)
     block_heads = shape.hkv * row_tiles
     loaded = block_heads * tokens * (2 * shape.d * size + 4)

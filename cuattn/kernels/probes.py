@@ -6,9 +6,20 @@ from __future__ import annotations
 
 import numpy as np
 
-from cuattn.kernels.base import Cost, Launch, Plan, ProbeShape, Row, ceil_div, resolve
+from cuattn.kernels.base import (
+    MAX_THREADS,
+    Cost,
+    Launch,
+    Plan,
+    ProbeShape,
+    Row,
+    Unsupported,
+    ceil_div,
+    resolve,
+)
 
 FILE = "probe/probes.cu"
+DTYPES = ("float16", "bfloat16")
 WORD = 16  # bytes of one access
 MMA_FLOPS, MMA_CHAINS = 2 * 16 * 8 * 16, 8  # flops of one mma.sync; independent accumulators a warp
 
@@ -17,6 +28,11 @@ def _plan(entry: str):
     def plan(shape: ProbeShape, device, overrides=None) -> Plan:
         chosen = resolve(_CONSTANTS, overrides)
         threads = chosen["threads"]
+        if shape.dtype not in DTYPES:
+            raise Unsupported(f"{entry}: expected dtype {' or '.join(DTYPES)}, got {shape.dtype}; choose one")
+        if threads % 32 or threads > MAX_THREADS:
+            raise Unsupported(f"{entry}: threads must be a multiple of 32 up to {MAX_THREADS}, "
+                              f"got {threads}; change it")
         words = shape.bytes // WORD
         blocks = {"probe_empty": 1, "probe_mma": device.sms * chosen["blocks_per_sm"]}.get(
             entry, max(1, min(device.sms * chosen["blocks_per_sm"], ceil_div(words, threads))))
@@ -65,7 +81,7 @@ _CONSTANTS = {"threads": 256, "unroll": 8, "blocks_per_sm": 4}
 
 def _row(name, cost, arguments, teaches) -> Row:
     return Row(
-        name=name, family="probe", file=FILE, archs=("sm_80+",), dtypes=("float16", "bfloat16"),
+        name=name, family="probe", file=FILE, archs=("sm_80+",), dtypes=DTYPES,
         head_dims=range(0), features=frozenset(), constants=_CONSTANTS, teaches=teaches,
         plan=_plan(f"probe_{name}"), cost=cost, arguments=arguments,
     )

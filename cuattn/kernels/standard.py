@@ -5,6 +5,7 @@ import numpy as np
 
 from cuattn.kernels.base import (
     ELEMENT_BYTES,
+    GRID_LIMIT,
     MMA_ROWS,
     AttentionShape,
     Cost,
@@ -13,13 +14,13 @@ from cuattn.kernels.base import (
     Row,
     Unsupported,
     ceil_div,
+    check_grid,
     resolve,
     round_up,
 )
 
 PADDING, KEY_STEP, WARPS = 8, 64, 8
 SOFTMAX_SMEM = 8 * WARPS
-GRID_LIMIT = 65535  # of the y and z extents of a grid
 FILE = "prefill/standard.cu"
 
 
@@ -43,10 +44,8 @@ def plan(shape: AttentionShape, device, overrides=None) -> Plan:
     score = "float32" if chosen["score"] == "float32" else shape.dtype
     heads = shape.b * shape.h
     group = min(chosen["head_group"] or heads, heads, GRID_LIMIT)
-    if heads and group < 1:
-        raise Unsupported(f"standard: head_group must be at least 1, got {chosen['head_group']}; "
-                          "or None for all heads")
     block = next((b for b in (128, 64) if max(_smem(shape.d, b)) <= device.smem_per_block), 64)
+    check_grid("standard", f"queries (tiles of {block})", shape.m, GRID_LIMIT * block)
     scores_smem, output_smem = _smem(shape.d, block)
     columns = padded_columns(shape.n)
     compiled = {
