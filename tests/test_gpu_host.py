@@ -1,0 +1,151 @@
+"""The host's side of GPU calls, played without a GPU: arrays that only have addresses, launches that are only noted."""
+from __future__ import annotations
+
+import sys
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import cuattn
+from cuattn import binding
+from cuattn import machine as machines
+from cuattn.devices import CARDS
+
+gpu = pytest.importorskip("cuattn.gpu")
+pytest.importorskip("cupy_backends", reason="NVRTC comes with CuPy, which is not installed here")
+
+
+class Array:
+    """Looks like a cupy.ndarray to the GPU machine."""
+
+    __cuda_array_interface__: dict = {}
+
+    def __init__(self, shape, dtype):
+        self._memory = np.zeros(int(np.prod(shape)) + 16, dtype)
+        self.shape, self.dtype, self.itemsize = tuple(shape), self._memory.dtype, self._memory.itemsize
+        self.strides = np.empty(shape, dtype).strides
+        self.data = SimpleNamespace(ptr=self._memory.ctypes.data // 16 * 16 + 16, device_id=0)
+
+
+Array.__module__ = "cupy"  # by which a repeated call knows CuPy's arrays
+
+
+class Tensor:
+    """Looks like a CUDA torch.Tensor."""
+
+    is_cuda, requires_grad, device = True, False, SimpleNamespace(index=0)
+
+    def __init__(self, shape, dtype="float16"):
+        self._array = Array(shape, dtype)
+        self.shape, self.dtype = self._array.shape, f"torch.{dtype}"
+
+    def stride(self):
+        return tuple(step // self._array.itemsize for step in self._array.strides)
+
+    def data_ptr(self):
+        return self._array.data.ptr
+
+    def element_size(self):
+        return self._array.itemsize
+
+    def new_empty(self, shape, dtype):
+        return Tensor(shape, dtype)
+
+
+@pytest.fixture
+def launches(monkeypatch):
+    """The argument bytes of every launch, in order; GPU arrays go to a played H200."""
+    stream, noted = SimpleNamespace(ptr=7), []
+    played = object.__new__(gpu.GpuMachine)
+    played.xp = SimpleNamespace(
+        ndarray=Array, empty=Array, asarray=lambda x: x,
+        cuda=SimpleNamespace(get_current_stream=lambda: stream, Stream=SimpleNamespace(null=nullcontext())),
+    )
+    played.index, played.device, played._capturing = 0, CARDS["H200"], False
+    function = SimpleNamespace(kernel=SimpleNamespace(ptr=1), max_dynamic_shared_size_bytes=1 << 20)
+    played._kernel = lambda path, entry: function
+    monkeypatch.setattr(gpu.GpuLaunch, "__call__", lambda self: noted.append([bytes(b) for b in self._buffers]))
+    monkeypatch.setitem(machines._open, "gpu", played)
+    monkeypatch.setattr(binding, "repeats", {})
+    monkeypatch.setattr("cuattn.ops.repeats", binding.repeats)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(
+        float16="float16", float32="float32", is_grad_enabled=lambda: True,
+        cuda=SimpleNamespace(current_stream=lambda device: SimpleNamespace(cuda_stream=0)),
+    ))
+    return noted
+
+
+def address(argument: bytes) -> int:
+    return int.from_bytes(argument[:8], "little")
+
+
+def qkv(make=Array, dtype=ml_dtypes.bfloat16):
+    return make((1, 130, 8, 64), dtype), make((1, 200, 2, 64), dtype), make((1, 200, 2, 64), dtype)
+
+
+def test_each_call_passes_its_own_addresses(launches):
+    """The second call of a signature plans nothing and sets addresses."""
+    for _ in range(3):
+        q, k, v = qkv()
+        o, lse = cuattn.attention(q, k, v, return_lse=True)
+        assert [address(a) for a in launches[-1][:5]] == [x.data.ptr for x in (q, k, v, o, lse)]
+        assert (o.shape, o.dtype.name) == ((1, 130, 8, 64), "bfloat16")
+        assert (lse.shape, lse.dtype.name) == ((1, 8, 130), "float32")
+    assert len(binding.repeats) == 1 and len(launches) == 3
+
+
+def test_the_scratch_between_two_launches_is_each_calls_own(launches):
+    k, v = (Array((80, 16, 2, 64), "float16") for _ in range(2))
+    table, lengths = Array((2, 40), "int32"), Array((2,), "int32")
+    for call in range(3):
+        q = Array((2, 1, 8, 64), "float16")
+        o, lse = cuattn.decode(q, k, v, table, lengths, return_lse=True)
+        first, merge = launches[2 * call :]
+        assert address(first[0]) == q.data.ptr
+        assert (address(first[5]), address(first[6])) == (address(merge[0]), address(merge[1]))
+        assert (address(merge[2]), address(merge[3])) == (o.data.ptr, lse.data.ptr)
+
+
+def test_options_are_part_of_the_signature(launches):
+    q, k, v = qkv()
+    for options in ({}, {"causal": True}, {"softmax_scale": 0.5}, {"kernel": "standard"}, {}):
+        cuattn.attention(q, k, v, **options)
+    assert len(binding.repeats) == 4
+
+
+def test_a_launch_with_an_array_of_its_own_making_is_not_repeated(launches, monkeypatch):
+    """A kernel's argument list may hold a tensor derived from an input; its address would go stale."""
+    row = cuattn.kernels.ROWS["flash"]
+    arguments = row.arguments
+
+    def derived(shape, plan, t):
+        q = machines.Tensor(t["q"].address, t["q"].shape, t["q"].strides, t["q"].dtype, 2, t["q"].array)
+        return arguments(shape, plan, {**t, "q": q})
+
+    monkeypatch.setitem(row.__dict__, "arguments", derived)
+    cuattn.attention(*qkv())
+    assert not binding.repeats
+
+
+def test_results_come_in_the_callers_kind(launches):
+    for _ in range(2):
+        o, lse = cuattn.attention(*qkv(Tensor, "float16"), return_lse=True)
+        assert type(o) is Tensor and type(lse) is Tensor and lse.dtype == "torch.float32"
+
+
+def test_what_a_gpu_call_refuses(launches):
+    q, k, v = qkv()
+    with pytest.raises(cuattn.ContractError, match="out: expected an array of q's kind, Array, got ndarray"):
+        cuattn.attention(q, k, v, out=np.zeros((1, 130, 8, 64), "float16"))
+    cuattn.attention(q, k, v)
+    k.data.device_id = 1
+    with pytest.raises(cuattn.ContractError, match="k: expected an array on GPU 0, .*got one on GPU 1; move"):
+        cuattn.attention(q, k, v)
+    tensors = qkv(Tensor, "float16")
+    cuattn.attention(*tensors)
+    tensors[1].requires_grad = True
+    with pytest.raises(cuattn.ContractError, match="k: expected a tensor without gradient, .*detach it"):
+        cuattn.attention(*tensors)
