@@ -17,6 +17,7 @@ import numpy as np
 from cuattn import compile as compiler
 from cuattn import contract
 from cuattn.kernels.base import Cost, Plan, Row, Unsupported
+from cuattn.kernels.base import resolve as check_constants
 from cuattn.machine import Machine, Tensor, open_machine
 
 
@@ -31,11 +32,8 @@ def _plan(row: Row, shape, device, constants: tuple) -> Plan:
 
 def resolve(row: Row, shape, device, constants: dict | None) -> tuple[Plan, tuple]:
     """The plan and the binary of each launch; a source edited since the last call is compiled again."""
-    chosen = tuple(sorted((constants or {}).items()))
-    try:
-        plan = _plan(row, shape, device, chosen)
-    except TypeError:  # a constant that cannot be looked up; the row's plan says what is wrong with it
-        plan = _plan.__wrapped__(row, shape, device, chosen)
+    check_constants(row.constants, constants)  # before the look-up, which takes 64.0 for 64
+    plan = _plan(row, shape, device, tuple(sorted((constants or {}).items())))
     built: dict[tuple, Any] = {}
     for launch in plan.launches:
         key = (launch.file, launch.entry, id(launch.constants))

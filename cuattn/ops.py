@@ -24,7 +24,7 @@ def _run(plan, arrays: tuple, names, returns, options: dict, constants=None, out
     key = known = None
     if out is None and (plan is plan_attention or not _wants_checks()) and (alike := signature(*arrays)):
         row = kernels.ROWS.get(options.get("kernel"))  # not its name: a reloaded kernel is another one
-        key = (plan, row, alike, *options.values(), tuple(sorted(constants.items())) if constants else None)
+        key = (plan, row, alike, *options.values(), str(sorted(constants.items())) if constants else "")
         try:
             known = repeats.get(key)
         except TypeError:

@@ -83,9 +83,12 @@ def _gpu():
 
 
 def _cache() -> Check:
-    from cuattn.compile import cache_folder
+    from cuattn.compile import CompileError, cache_folder
 
-    folder = cache_folder()
+    try:
+        folder = cache_folder()
+    except CompileError as error:
+        return "kernel cache", False, "none", str(error)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         fine = os.access(folder, os.W_OK)

@@ -136,6 +136,9 @@ def test_kernels_and_constants(qkv):
             constants={"block_k": 3}, kind=cuattn.Unsupported)
     refused(r"block_m must be a multiple of 16·warps", cuattn.attention, *qkv, constants={"block_m": 40},
             kind=cuattn.Unsupported)
+    cuattn.attention(*qkv, constants={"block_m": 64})
+    for odd in (64.0, True, "64", [64], 0, -64):
+        refused("block_m", cuattn.attention, *qkv, constants={"block_m": odd}, kind=cuattn.Unsupported)
     refused("need .* bytes of shared memory, cpu grants", cuattn.attention, *qkv, constants={"block_n": 1024},
             kind=cuattn.Unsupported)
 

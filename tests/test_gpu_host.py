@@ -1,4 +1,4 @@
-"""The host's side of GPU calls, played without a GPU: arrays that only have addresses, launches that are only noted."""
+"""The host's side of GPU calls, played without a GPU: arrays are addresses, launches are only noted."""
 from __future__ import annotations
 
 import sys
@@ -67,7 +67,8 @@ def launches(monkeypatch):
     played.index, played.device, played._capturing = 0, CARDS["H200"], False
     function = SimpleNamespace(kernel=SimpleNamespace(ptr=1), max_dynamic_shared_size_bytes=1 << 20)
     played._kernel = lambda path, entry: function
-    monkeypatch.setattr(gpu.GpuLaunch, "__call__", lambda self: noted.append([bytes(b) for b in self._buffers]))
+    monkeypatch.setattr(gpu.GpuLaunch, "__call__",
+                        lambda self: noted.append([bytes(buffer) for buffer in self._buffers]))
     monkeypatch.setitem(machines._open, "gpu", played)
     monkeypatch.setattr(binding, "repeats", {})
     monkeypatch.setattr("cuattn.ops.repeats", binding.repeats)
