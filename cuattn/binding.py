@@ -161,6 +161,8 @@ class Binding:
         elif self._host() != isinstance(given, np.ndarray):
             raise contract.refuse("out", f"an array of q's kind, {type(self.first).__name__}",
                                   type(given).__name__, "give one beside q")
+        elif self._host() and not given.flags.writeable:
+            raise contract.refuse("out", "an array that may be written", "a read-only one", "give another")
         elif not self._host():
             _reachable("out", given)
             self._on_this_gpu("out", given)

@@ -99,6 +99,15 @@ def _judge(q, keys, visible, o, lse, scale, rounding, sample, seed) -> Verdict:
     return replace(verdict, ok=False, message=wrong) if wrong else verdict
 
 
+def _demand(name: str, x, shape, optional: bool = False) -> None:
+    """Refuses a result of another shape: parts of it would be compared, or none."""
+    if x is None and optional:
+        return
+    got = tuple(getattr(x, "shape", ())) if x is not None else None
+    if got is None or got[: len(shape)] != tuple(shape) or (name != "v" and len(got) != len(shape)):
+        raise ValueError(f"{name}: expected shape {tuple(shape)}, got {got}; pass what the kernel returned")
+
+
 def check_attention(
     q, k, v, o, lse=None, *, causal=False, softmax_scale=None, rounding="float32", sample=None, seed=0
 ) -> Verdict:
@@ -114,6 +123,10 @@ def check_attention(
         True compares at least 256 rows and looks at the rest only for NaN and infinities; None decides by
         size.
     """
+    b, m, h, _ = q.shape
+    _demand("v", v, k.shape[:3])
+    _demand("o", o, (b, m, h, v.shape[3]))
+    _demand("lse", lse, (b, h, m), optional=True)
     visible = np.broadcast_to(visible_keys(q.shape[1], k.shape[1], causal), q.shape[:2])
     scale = default_scale(q.shape[3], softmax_scale)
     return _judge(q, lambda i: (k[i], v[i]), visible, o, lse, scale, rounding, sample, seed)
@@ -125,6 +138,9 @@ def check_decode(
 ) -> Verdict:
     """Judge the output of paged decode; shapes as in `reference.decode`, the rest as in `check_attention`."""
     lengths = [int(n) for n in cache_seqlens]
+    b, m, h, _ = q.shape
+    _demand("o", o, (b, m, h, v_cache.shape[3]))
+    _demand("lse", lse, (b, h, m), optional=True)
 
     def keys(i):
         return gather(k_cache, block_table[i], lengths[i]), gather(v_cache, block_table[i], lengths[i])

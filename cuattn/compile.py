@@ -173,7 +173,7 @@ def _nvrtc():
         nvrtc.getVersion()
     except (ImportError, RuntimeError, OSError) as error:
         raise CompilerMissing("compiling for a GPU needs CuPy with its NVRTC, and it does not load "
-                              f"({error}); run: pip install 'cuattn[cuda13]'") from None
+                              f"({error}); in the checkout run: pip install -e '.[cuda13]'") from None
     return nvrtc
 
 

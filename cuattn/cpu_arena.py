@@ -115,7 +115,8 @@ class Arena:
         return raw.view(dtype).reshape(shape)
 
     def _cut(self, nbytes: int) -> np.ndarray:
-        size = _up(nbytes, mmap.PAGESIZE)
+        # A page of nothing behind every array: an access past its end must not meet the next one.
+        size = _up(nbytes, mmap.PAGESIZE) + mmap.PAGESIZE
         with self._lock:
             self._merge_returned()
             offset = self._take(size)

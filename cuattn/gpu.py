@@ -33,7 +33,7 @@ def _import_cupy():
         import cupy
     except ImportError as error:
         raise MachineUnavailable(f"the GPU machine needs CuPy ({error}); "
-                                 "run: pip install 'cuattn[cuda13]'") from None
+                                 "in the checkout run: pip install -e '.[cuda13]'") from None
     try:
         count = cupy.cuda.runtime.getDeviceCount()
     except cupy.cuda.runtime.CUDARuntimeError as error:

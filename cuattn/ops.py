@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import os
 
+import numpy as np
+
 from cuattn import compile as compiler
 from cuattn import contract, kernels
 from cuattn.binding import Binding, Planned, Repeat, remember, repeatable, repeats, signature
@@ -49,6 +51,18 @@ def _check_features(row: Row, h: int, hkv: int, causal: bool = False) -> None:
                               "repeat them, or choose another")
     if causal and "causal" not in row.features:
         raise contract.refuse("causal", f"False for kernel '{row.name}'", True, "choose another kernel")
+
+
+def _check_options(causal, constants, kernel) -> None:
+    """Types that Python would take for something else."""
+    if not isinstance(causal, (bool, np.bool_)):
+        got = repr(causal) if isinstance(causal, str) else type(causal).__name__
+        raise contract.refuse("causal", "True or False", got, "name one; masks are not taken")
+    if constants is not None and not isinstance(constants, dict):
+        raise contract.refuse("constants", "a dict of tunables", type(constants).__name__,
+                              "see the kernel's row")
+    if not isinstance(kernel, str):
+        raise contract.refuse("kernel", "a kernel's name", type(kernel).__name__, "name one, or 'auto'")
 
 
 def _check_out(out: Tensor, inputs: dict[str, Tensor]) -> None:
@@ -93,6 +107,7 @@ def plan_attention(q, k, v, *, causal: bool = False, softmax_scale: float | None
     ContractError, Unsupported, MachineUnavailable, CompileError
         One sentence each.
     """
+    _check_options(causal, constants, kernel)
     row = _choose(kernel, "prefill", "flash")
     for name, x in (("q", q), ("k", k), ("v", v)):
         contract.rank(name, x, "B, M, H, D" if name == "q" else "B, N, HKV, D")
@@ -204,6 +219,7 @@ def plan_decode(q, k_cache, v_cache, block_table, cache_seqlens, *, softmax_scal
     ------
     ContractError, Unsupported, MachineUnavailable, CompileError
     """
+    _check_options(False, constants, kernel)
     row = _choose(kernel, "decode", "paged")
     contract.rank("q", q, "B, 1, H, D")
     for name, x in (("k_cache", k_cache), ("v_cache", v_cache)):

@@ -128,6 +128,14 @@ def install(lines):
         )
 
 
+def link_checkout():
+    """Makes `import cuattn` work from any folder: a .pth file, because an editable install would need the network."""
+    code = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    packages = subprocess.check_output([venv_python(), "-c", code]).decode().strip()
+    with open(os.path.join(packages, "cuattn-checkout.pth"), "w", encoding="utf-8") as file:
+        file.write(ROOT + "\n")
+
+
 def compiler_note():
     """Empty, or what to do about a missing C++ compiler; a GPU works without one."""
     names = (os.environ.get("CXX", "").split() or [""])[:1] + list(COMPILERS)
@@ -150,6 +158,7 @@ def main():
         lines = requirements(cuda)
         make_venv()
         install(lines)
+        link_checkout()
     except Refused as refused:
         sys.stderr.write("%s\n" % refused)
         return 1

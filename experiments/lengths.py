@@ -91,7 +91,8 @@ def _mooncake(path: Path, number: int, line: str) -> int:
 
 def _column(path: Path, numbered: list[tuple[int, str]]) -> list[int]:
     first = numbered[0][1].strip()
-    rows = numbered if first.lstrip("+-").isdigit() else numbered[1:]
+    header = first.strip("\"'")[:1].isalpha()
+    rows = numbered[1:] if header else numbered
     if not rows:
         raise UserError(f"--lengths: {path} holds no number; expected one length a line")
     return [_integer(path, i, line) for i, line in rows]

@@ -115,6 +115,8 @@ def begin(request: Request, worker: Worker, out: Path | None) -> Run:
     path = RUNS / run_id if out is None else out
     if (path / store.MANIFEST).exists():
         raise UserError(f"--out: {path} already holds a run; resume it, or name another folder")
+    if path.is_dir() and any(path.iterdir()):
+        raise UserError(f"--out: {path} is not empty; name a new folder, which becomes the run")
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -49,10 +49,13 @@ def serve(pipe, parent: int, machine_name: str, kernel_paths: list[str], repeat:
 
     try:
         import cuattn
+        from cuattn import compile as compiler
         from experiments.case import run_case
         from experiments.catalog import catalog
 
         machine = cuattn.open_machine(machine_name)
+        if machine.name == "cpu":
+            compiler.host_compiler()  # said once, and not by every case
         kernels = catalog(kernel_paths)
     except Exception as error:  # no driver, no compiler, a broken install: the parent says it in one sentence
         pipe.send(("unavailable", f"{' '.join(str(error).split()) or type(error).__name__}"))

@@ -265,3 +265,19 @@ def test_arrays_may_live_on_the_machine(machine, randn, dtype):
     args = *(randn(2, 3, 2, 16, dtype=dtype) for _ in "kv"), k_cache, v_cache, table, lengths
     after = reference.append_kv(*args)
     assert compare.check_append(*there(*args, *after)).ok
+
+
+def test_results_of_another_shape_are_refused(randn):
+    q, k = randn(1, 6, 4, 64), randn(1, 9, 2, 64)
+    o, lse = reference_results(q, k)
+    compare.check_attention(q, k, k, o, lse).raise_if_bad()
+    for bad_o, bad_lse in ((np.concatenate([o, o], 1), lse), (o[:, :5], lse), (o, lse.swapaxes(1, 2)), (None, lse)):
+        with pytest.raises(ValueError, match="(o|lse): expected shape .*; pass what the kernel returned"):
+            compare.check_attention(q, k, k, bad_o, bad_lse)
+    with pytest.raises(ValueError, match="v: expected shape"):
+        compare.check_attention(q, k, k[:, :5], o, lse)
+
+
+def reference_results(q, k):
+    o, lse = reference.attention(q, k, k)
+    return o.astype(q.dtype), lse.astype(np.float32)

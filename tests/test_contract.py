@@ -104,6 +104,9 @@ def test_out(qkv, randn):
             out=randn(1, 4, 4, 64, dtype="bfloat16"))
     refused("out: expected an array of q's kind, ndarray, got Elsewhere; give one beside q",
             cuattn.attention, *qkv, out=Elsewhere(qkv[0]))
+    fixed = np.empty_like(qkv[0])
+    fixed.flags.writeable = False
+    refused("out: expected an array that may be written, got a read-only one", cuattn.attention, *qkv, out=fixed)
     out = np.empty_like(qkv[0])
     assert cuattn.attention(*qkv, out=out) is out
     np.testing.assert_array_equal(out, cuattn.attention(*qkv))
@@ -116,7 +119,7 @@ def test_out_lies_apart_from_the_inputs_and_from_itself(cpu, randn):
     refused("out: expected memory apart from q", cuattn.attention, q, k, k, out=q)
     one = cpu.empty((1, 1, 2, 64), "float16")
     refused("out: expected an array whose elements do not overlap, got strides", cuattn.attention, q, k, k,
-            out=np.broadcast_to(one, (1, 6, 2, 64)))
+            out=np.lib.stride_tricks.as_strided(one, (1, 6, 2, 64), (0, 0, 128, 2)))
 
 
 def test_out_may_be_a_strided_view(cpu, randn):
@@ -141,6 +144,13 @@ def test_kernels_and_constants(qkv):
         refused("block_m", cuattn.attention, *qkv, constants={"block_m": odd}, kind=cuattn.Unsupported)
     refused("need .* bytes of shared memory, cpu grants", cuattn.attention, *qkv, constants={"block_n": 1024},
             kind=cuattn.Unsupported)
+
+
+def test_options_of_another_type(qkv):
+    refused("causal: expected True or False, got 'no'; name one", cuattn.attention, *qkv, causal="no")
+    refused("causal: expected True or False, got ndarray", cuattn.attention, *qkv, causal=np.ones((2, 2)))
+    refused("constants: expected a dict of tunables, got list", cuattn.attention, *qkv, constants=[1])
+    refused("kernel: expected a kernel's name, got list; name one", cuattn.attention, *qkv, kernel=["flash"])
 
 
 def test_page_tables_and_lengths(paged):

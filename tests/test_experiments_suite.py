@@ -240,6 +240,7 @@ def test_lengths_of_every_kind_of_file(tmp_path, text, expected):
         (b"5\nfive\n", "line 2: expected a length"),
         (b"5\n-1\n", "line 2"),
         (b"5\n1.5\n", "line 2"),
+        (b"12.5\n13\n", "line 1: expected a length"),
         (b"5\n99999999999\n", "line 2"),
         (b"name\n", "holds no number"),
         (b'{"timestamp": 0, "input_le', "is not JSON"),

@@ -298,3 +298,13 @@ def test_children_end_with_an_interrupt_and_with_their_parent(machine, sent):
     while alive(child) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not alive(child)
+
+
+def test_arrays_of_round_sizes_do_not_touch(machine):
+    """An access just past the end of one array is not taken for one of the next."""
+    first, second = (machine.upload(np.zeros(1 << 14, np.float32)) for _ in range(2))
+    ends = sorted(machine.tensor(x).extent for x in (first, second))
+    assert ends[0][1] < ends[1][0]
+    message = "read of 16 bytes at byte 65536 of g_in, which has 65536"
+    with pytest.raises(DeviceError, match=message):
+        launch(machine, "read_past_end", g_in=first, g_out=second, at=(1 << 12) - 31)
