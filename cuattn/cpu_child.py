@@ -48,6 +48,8 @@ class Launch(ctypes.Structure):
         ("window_to_memory", ctypes.c_int64),
         ("resources", ctypes.c_void_p),
         ("step_limit", ctypes.c_uint64),
+        ("argument_bytes", ctypes.POINTER(ctypes.c_uint32)),
+        ("argument_count", ctypes.c_int32),
     ]
 
 
@@ -107,6 +109,7 @@ class Child:
             request["copies_late"], request["worker"], request["workers"], self.reply_fd,
             self.window, self.size, self.memory - self.window,
             ctypes.addressof(self.resources), request["step_limit"],
+            (ctypes.c_uint32 * max(len(arguments), 1))(*map(len, arguments)), len(arguments),
         )
         report = Report()
         if function(ctypes.byref(launch), pointers, ctypes.byref(report)):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from counted import run_counted
 
 import cuattn
 from cuattn.cpu import check_schedules
@@ -50,16 +51,7 @@ def run(machine, kernel, q, cache, **options):
     """Kernel results, judged and counted; returns (planned, o, lse) with the arrays on the host."""
     p = cuattn.plan_decode(*(machine.upload(x) for x in (q, cache.k, cache.v, cache.table, cache.lengths)),
                            kernel=kernel, **options)
-    for output in p.outputs:
-        machine.poison(output)
-    with machine.counting() as counted:
-        p.run()
-    machine.synchronize()
-    o, lse = (machine.download(x) for x in p.outputs)
-    if counted is not None:
-        cost = p.cost()
-        assert (counted.bytes_loaded, counted.bytes_stored) == (cost.bytes_loaded, cost.bytes_stored)
-        assert counted.launches == cost.launches
+    o, lse = run_counted(machine, p)
     cuattn.compare.check_decode(q, cache.k, cache.v, cache.table, cache.lengths, o, lse,
                                 rounding=p.plan.rounding).raise_if_bad()
     return p, o, lse

@@ -8,6 +8,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+from counted import run_counted
 
 import cuattn
 from cuattn.cpu import check_schedules
@@ -20,16 +21,7 @@ MARGIN = 512  # NaN elements around every buffer
 def run(machine, kernel, q, k, v, **options):
     """Kernel results for NumPy inputs, judged; returns (planned, o, lse) with the arrays on the host."""
     p = cuattn.plan_attention(*(machine.upload(x) for x in (q, k, v)), kernel=kernel, **options)
-    for output in p.outputs:
-        machine.poison(output)
-    with machine.counting() as counted:
-        p.run()
-    machine.synchronize()
-    o, lse = (machine.download(x) for x in p.outputs)
-    if counted is not None:
-        cost = p.cost()
-        assert (counted.bytes_loaded, counted.bytes_stored) == (cost.bytes_loaded, cost.bytes_stored)
-        assert counted.launches == cost.launches
+    o, lse = run_counted(machine, p)
     judged = {name: options[name] for name in ("causal", "softmax_scale") if name in options}
     cuattn.compare.check_attention(q, k, v, o, lse, rounding=p.plan.rounding, **judged).raise_if_bad()
     return p, o, lse

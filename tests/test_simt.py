@@ -26,9 +26,10 @@ def kernel(file, entry, element="bfloat16"):
 
 def launch(machine, entry, grid, block, smem, element="bfloat16", **args):
     """Launches a kernel of collectives.cu; arrays become tensors, ints int32."""
+    flat = {name: v.reshape(-1) if isinstance(v, np.ndarray) else v for name, v in args.items()}
     values = [
-        (name, machine.tensor(v) if isinstance(v, np.ndarray) else np.int32(v) if isinstance(v, int) else v)
-        for name, v in args.items()
+        (name, machine.tensor(v) if isinstance(v, np.ndarray) else np.int32(v) if type(v) is int else v)
+        for name, v in flat.items()
     ]
     machine.launch(kernel("collectives.cu", entry, element), grid, block, smem, values)
 

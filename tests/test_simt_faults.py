@@ -44,9 +44,10 @@ def arrays(machine):
 
 
 def launch(machine, entry, grid=1, block=32, smem=0, **args):
+    flat = {name: v.reshape(-1) if isinstance(v, np.ndarray) else v for name, v in args.items()}
     values = [
-        (name, machine.tensor(v) if isinstance(v, np.ndarray) else np.int32(v) if isinstance(v, int) else v)
-        for name, v in args.items()
+        (name, machine.tensor(v) if isinstance(v, np.ndarray) else np.int32(v) if type(v) is int else v)
+        for name, v in flat.items()
     ]
     machine.launch(build(str(SOURCE), entry, {}, "cpu"), grid, block, smem, values)
 
@@ -82,7 +83,7 @@ def test_missing_wait_shows_as_nan_in_late_mode(machine, arrays):
 
 
 def test_a_copy_that_nobody_waits_for_is_named(machine, arrays):
-    """Without its commit a wait does not cover it: on a GPU it may land after its memory has become something else."""
+    """Without its commit a wait does not cover it: on a GPU it may land on what has taken its place."""
     x, out = arrays
     with pytest.raises(DeviceError, match=r"cp.async issued here was never waited for.*faults\.cu:\d+"):
         launch(machine, "no_commit", block=64, smem=256, g_in=x[:64], g_out=out)
@@ -137,7 +138,7 @@ def test_misuse_of_collectives(machine, entry, text):
 
 
 def test_out_of_bounds_names_buffer_offset_thread_and_line(machine):
-    x, out = machine.empty((40, 4), np.float32), machine.empty((32, 4), np.float32)
+    x, out = machine.empty(160, np.float32), machine.empty(128, np.float32)
     line = line_of("load_global(g_in + at + threadIdx.x)")
     launch(machine, "read_past_end", g_in=x, g_out=out, at=8)
     text = message(machine, "read_past_end", g_in=x, g_out=out, at=35)
@@ -152,8 +153,8 @@ def test_out_of_bounds_names_buffer_offset_thread_and_line(machine):
 
 
 def test_the_view_that_was_passed_is_the_bound(machine):
-    x, out = machine.empty((40, 4), np.float32), machine.empty((32, 4), np.float32)
-    text = message(machine, "read_past_end", g_in=x[:32], g_out=out, at=1)
+    x, out = machine.empty(160, np.float32), machine.empty(128, np.float32)
+    text = message(machine, "read_past_end", g_in=x[:128], g_out=out, at=1)
     assert "at byte 512 of g_in, which has 512" in text
 
 
@@ -308,3 +309,11 @@ def test_arrays_of_round_sizes_do_not_touch(machine):
     message = "read of 16 bytes at byte 65536 of g_in, which has 65536"
     with pytest.raises(DeviceError, match=message):
         launch(machine, "read_past_end", g_in=first, g_out=second, at=(1 << 12) - 31)
+
+
+def test_arguments_that_do_not_fit_the_kernel(machine, arrays):
+    x, out = arrays
+    with pytest.raises(DeviceError, match="read_past_end takes 3 arguments, got 2"):
+        launch(machine, "read_past_end", g_in=x, g_out=out)
+    with pytest.raises(DeviceError, match="read_past_end: argument 3 has 8 bytes, expected 4"):
+        launch(machine, "read_past_end", g_in=x, g_out=out, at=np.int64(0))

@@ -171,6 +171,22 @@ inline int run_grid(const Launch& launch, Report& report) {
   return machine.failed;
 }
 
+/// Whether as many arguments came as the kernel takes, each of its size. NOTE: a GPU would not notice.
+inline bool arguments_fit(const Launch& launch, const uint32_t* wanted, int count, Report& report) {
+  machine.report = &report;
+  if (launch.argument_count != count) {
+    say("%s takes %d arguments, got %d", launch.kernel, count, launch.argument_count);
+    return false;
+  }
+  for (int i = 0; i < count; ++i)
+    if (launch.argument_bytes[i] != wanted[i]) {
+      say("%s: argument %d has %u bytes, expected %u", launch.kernel, i + 1, launch.argument_bytes[i],
+          wanted[i]);
+      return false;
+    }
+  return true;
+}
+
 template <class... Parameters> struct Call {
   void (*kernel)(Parameters...);
   void** arguments;
@@ -182,6 +198,8 @@ template <class... Parameters> struct Call {
 
 template <class... Parameters>
 int launch(void (*kernel)(Parameters...), const Launch* request, void** arguments, Report* report) {
+  const uint32_t wanted[] = {uint32_t(sizeof(std::remove_cvref_t<Parameters>))..., 0};
+  if (!arguments_fit(*request, wanted, int(sizeof...(Parameters)), *report)) return 1;
   Call<Parameters...> call{kernel, arguments};
   machine.entry = Call<Parameters...>::run;
   machine.entry_arguments = &call;

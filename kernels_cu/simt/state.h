@@ -82,6 +82,8 @@ struct Launch {
   int64_t window_to_memory;       // added to a device address to reach the memory behind it
   Resources* resources;
   uint64_t step_limit;  // steps a block may take; a step is a load, an atomic or a wait
+  const uint32_t* argument_bytes;  // of each argument that came
+  int32_t argument_count;
 };
 
 /// What a launch did. The counters are those of cuattn.machine.Counters, in its order.
