@@ -226,16 +226,16 @@ class Repeat:
     """
 
     def __init__(self, planned: Planned, names: tuple[str, ...], returns: tuple[str, ...]):
-        self.machine, self.launches, self.made = planned.machine, planned.launches, planned.made
+        self.machine, self.launches = planned.machine, planned.launches
         self._lock = threading.Lock()  # the launches' argument buffers are shared
-        self._made = tuple(self.made.values())
-        self._returned = [list(self.made).index(name) for name in returns]
+        self._made = tuple(planned.made.values())
+        self._returned = [list(planned.made).index(name) for name in returns]
         # NOTE: by identity; a kernel's name for an argument may be another than the operation's (o, or a part
         # of it).
         self._slots = [
             [launch.slot(i) for launch, args in zip(planned.launches, planned.arguments)
              for i, (_, value) in enumerate(args) if value is planned.tensors[name]]
-            for name in (*names, *self.made)
+            for name in (*names, *planned.made)
         ]
 
     def call(self, *arrays) -> list:

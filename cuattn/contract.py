@@ -8,10 +8,10 @@ import math
 
 import numpy as np
 
+from cuattn.kernels.base import GRID_LIMIT
 from cuattn.machine import Tensor
 
 MAX_HEADS = 256  # more heads than any model has: (B, H, N, D) read as (B, N, H, D)
-GRID_LIMIT = 65535
 WORD = 16  # bytes of one vector access
 SMALLEST_SCALE, LARGEST_SCALE = 2.0**-100, 2.0**100  # times log₂e still normal in float32
 

@@ -14,24 +14,30 @@ import numpy as np
 from cuattn import compile as compiler
 from cuattn import contract, kernels
 from cuattn.binding import Binding, Planned, Repeat, remember, repeatable, repeats, signature
-from cuattn.kernels.base import AppendShape, AttentionShape, DecodeShape, Row
+from cuattn.kernels.base import GRID_LIMIT, AppendShape, AttentionShape, DecodeShape, Row
 from cuattn.kernels.paged import combine_arguments, combine_launch
 from cuattn.machine import Tensor
 
 HALF = ("float16", "bfloat16")
 
 
-def _run(plan, arrays: tuple, names, returns, options: dict, constants=None, out=None) -> tuple:
-    """Plans and runs; a GPU call like an earlier one repeats it, unless values are to be checked."""
-    key = known = None
-    if out is None and (plan is plan_attention or not _wants_checks()) and (alike := signature(*arrays)):
+def _key(plan, arrays: tuple, options: dict, constants, out) -> tuple | None:
+    """What makes a GPU call one that an earlier call can serve; None where the plan has to look at it anew."""
+    if out is not None or (plan is not plan_attention and _wants_checks()) or not (alike := signature(*arrays)):
+        return None
+    try:
         row = kernels.ROWS.get(options.get("kernel"))  # not its name: a reloaded kernel is another one
         key = (plan, row, alike, *options.values(), str(sorted(constants.items())) if constants else "")
-        try:
-            known = repeats.get(key)
-        except TypeError:
-            key = None  # an option of some odd type; the plan will say what is wrong with it
-    if known is not None:
+        hash(key)
+    except (AttributeError, TypeError):
+        return None  # an option of some odd type; the plan says what is wrong with it
+    return key
+
+
+def _run(plan, arrays: tuple, names, returns, options: dict, constants=None, out=None) -> tuple:
+    """Plans and runs; a GPU call like an earlier one repeats it, unless values are to be checked."""
+    key = _key(plan, arrays, options, constants, out)
+    if key is not None and (known := repeats.get(key)) is not None:
         return known.call(*arrays)
     more = {name: x for name, x in (("constants", constants), ("out", out)) if x is not None}
     planned = plan(*arrays, **options, **more)
@@ -159,12 +165,22 @@ def _swap(t: Tensor) -> Tensor:
     return Tensor(t.address, (b, n, h, d), (sb, sn, sh, sd), t.dtype, t.itemsize, t.array)
 
 
-def _check_cache(t: dict[str, Tensor], page_check: bool, binding: Binding, more: int = 0) -> None:
-    """Shapes of a cache, its table and lengths.
+def _check_ranks_of_cache(k_cache, v_cache, block_table) -> None:
+    for name, x in (("k_cache", k_cache), ("v_cache", v_cache)):
+        contract.rank(name, x, "num_pages, page_size, HKV, D")
+    contract.rank("block_table", block_table, "B, max_pages")
+
+
+def _check_cache(binding: Binding, more: int = 0) -> None:
+    """Shapes of a cache, its table and lengths; `more` rows are about to be written behind each length.
 
     Their values too where that costs no synchronisation, or with CUATTN_CHECK=1.
     """
-    b = t["block_table"].shape[0]
+    t = binding.tensors
+    b, (pages, page_size) = t["block_table"].shape[0], t["k_cache"].shape[:2]
+    if page_size == 0:
+        raise contract.refuse("k_cache", "a page size of at least 1", 0,
+                              "check its shape (num_pages, page_size, HKV, D)")
     contract.same("v_cache.shape", t["v_cache"].shape, "k_cache", t["k_cache"].shape)
     contract.same("v_cache.dtype", t["v_cache"].dtype, "k_cache", t["k_cache"].dtype)
     contract.same("cache_seqlens.shape", t["cache_seqlens"].shape, "block_table", (b,))
@@ -175,18 +191,13 @@ def _check_cache(t: dict[str, Tensor], page_check: bool, binding: Binding, more:
                                   "make a copy")
     for name in ("k_cache", "v_cache"):
         contract.vectors(name, t[name])
-    if page_check:
+    if binding.machine.name == "cpu" or _wants_checks():
         table, lengths = (binding.values(name) for name in ("block_table", "cache_seqlens"))
-        pages, page_size = t["k_cache"].shape[:2]
         contract.page_table(pages, page_size, table, lengths, more)
 
 
 def _wants_checks() -> bool:
     return os.environ.get("CUATTN_CHECK") == "1"
-
-
-def _checks_values(binding: Binding) -> bool:
-    return binding.machine.name == "cpu" or _wants_checks()
 
 
 def plan_decode(q, k_cache, v_cache, block_table, cache_seqlens, *, softmax_scale: float | None = None,
@@ -222,9 +233,7 @@ def plan_decode(q, k_cache, v_cache, block_table, cache_seqlens, *, softmax_scal
     _check_options(False, constants, kernel)
     row = _choose(kernel, "decode", "paged")
     contract.rank("q", q, "B, 1, H, D")
-    for name, x in (("k_cache", k_cache), ("v_cache", v_cache)):
-        contract.rank(name, x, "num_pages, page_size, HKV, D")
-    contract.rank("block_table", block_table, "B, max_pages")
+    _check_ranks_of_cache(k_cache, v_cache, block_table)
     binding = Binding(q=q, k_cache=k_cache, v_cache=v_cache, block_table=block_table,
                       cache_seqlens=cache_seqlens)
     t = binding.tensors
@@ -232,9 +241,6 @@ def plan_decode(q, k_cache, v_cache, block_table, cache_seqlens, *, softmax_scal
     if m != 1:
         raise contract.refuse("q", "one query a sequence, (B, 1, H, D)", tuple(q.shape),
                               "use attention for several")
-    if page_size == 0:
-        raise contract.refuse("k_cache", "a page size of at least 1", 0,
-                              "check its shape (num_pages, page_size, HKV, D)")
     contract.dtype("q", t["q"], row.dtypes)
     contract.same("k_cache.dtype", t["k_cache"].dtype, "q", t["q"].dtype)
     contract.same("k_cache head dim", t["k_cache"].shape[3], "q", d)
@@ -244,7 +250,7 @@ def plan_decode(q, k_cache, v_cache, block_table, cache_seqlens, *, softmax_scal
     contract.grid(b, h)
     _check_features(row, h, hkv)
     contract.vectors("q", t["q"])
-    _check_cache(t, _checks_values(binding), binding)
+    _check_cache(binding)
     inputs = dict(t)
     o = binding.output("o", (b, 1, h, d), t["q"].dtype, out)
     _check_out(t["o"], inputs)
@@ -287,20 +293,16 @@ def plan_append(k, v, k_cache, v_cache, block_table, cache_seqlens, *, kernel: s
     ContractError
         Also where the table has no room for a row (checked as in `plan_decode`).
     """
+    _check_options(False, constants, kernel)
     row = _choose(kernel, "cache", "append")
     for name, x in (("k", k), ("v", v)):
         contract.rank(name, x, "B, T, HKV, D")
-    for name, x in (("k_cache", k_cache), ("v_cache", v_cache)):
-        contract.rank(name, x, "num_pages, page_size, HKV, D")
-    contract.rank("block_table", block_table, "B, max_pages")
+    _check_ranks_of_cache(k_cache, v_cache, block_table)
     binding = Binding(k=k, v=v, k_cache=k_cache, v_cache=v_cache, block_table=block_table,
                       cache_seqlens=cache_seqlens)
     t = binding.tensors
     b, count, hkv, d = t["k"].shape
     page_size = t["k_cache"].shape[1]
-    if page_size == 0:
-        raise contract.refuse("k_cache", "a page size of at least 1", 0,
-                              "check its shape (num_pages, page_size, HKV, D)")
     contract.dtype("k", t["k"], row.dtypes)
     contract.same("v.shape", t["v"].shape, "k", t["k"].shape)
     contract.same("v.dtype", t["v"].dtype, "k", t["k"].dtype)
@@ -313,7 +315,7 @@ def plan_append(k, v, k_cache, v_cache, block_table, cache_seqlens, *, kernel: s
         contract.vectors(name, t[name])
     for name in ("k_cache", "v_cache"):
         contract.writable(name, t[name])
-    _check_cache(t, _checks_values(binding), binding, more=count)
+    _check_cache(binding, more=count)
     binding.inout("k_cache")
     binding.inout("v_cache")
     shape = AppendShape(b, count, hkv, d, page_size, t["k"].dtype)
@@ -369,8 +371,8 @@ def _merge(binding: Binding, b: int, m: int, h: int, d: int):
         part[:, i] = binding.source(f"o_{side}").reshape((rows, h, d))
         part_lse[:, :, i] = binding.source(f"lse_{side}").swapaxes(1, 2).reshape((rows, h))
     o, lse = make(first, (rows, 1, h, d), dtype), make(first, (rows, h, 1), "float32")
-    for start in range(0, rows if h else 0, contract.GRID_LIMIT):
-        some = slice(start, min(start + contract.GRID_LIMIT, rows))
+    for start in range(0, rows if h else 0, GRID_LIMIT):
+        some = slice(start, min(start + GRID_LIMIT, rows))
         launch = combine_launch(some.stop - start, h, d, dtype, dtype)
         built = compiler.build(launch.file, launch.entry, launch.constants, machine.device.arch)
         bound = {"part": part[some], "part_lse": part_lse[some], "o": o[some], "lse": lse[some]}

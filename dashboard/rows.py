@@ -66,17 +66,6 @@ NAMES = (
     "source_hash",
 )
 TIMES = ("started_at", "finished_at")
-FAILED = (
-    "incorrect",
-    "unsupported",
-    "compile_error",
-    "oom",
-    "cuda_error",
-    "crash",
-    "timeout",
-    "throttled",
-    "interrupted",
-)
 
 
 def prepare(frame: pd.DataFrame) -> pd.DataFrame:

@@ -150,3 +150,13 @@ def test_what_a_gpu_call_refuses(launches):
     tensors[1].requires_grad = True
     with pytest.raises(cuattn.ContractError, match="k: expected a tensor without gradient, .*detach it"):
         cuattn.attention(*tensors)
+
+
+def test_odd_options_get_their_sentence(launches):
+    """They cannot be looked up among earlier calls; the plan says what is wrong with them."""
+    for options, match in (({"constants": [1]}, "constants: expected a dict"),
+                           ({"kernel": ["flash"]}, "kernel: expected a kernel's name"),
+                           ({"causal": np.ones((2, 2))}, "causal: expected True or False"),
+                           ({"softmax_scale": [1]}, "softmax_scale: expected a number")):
+        with pytest.raises(cuattn.ContractError, match=match):
+            cuattn.attention(*qkv(), **options)

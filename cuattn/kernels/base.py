@@ -27,6 +27,11 @@ def round_up(a: int, b: int) -> int:
     return ceil_div(a, b) * b
 
 
+def tile_row(cols: int) -> int:
+    """Elements a row of a shared-memory tile takes: SmemTile::STRIDE of prim/smem.cuh at whole mma steps."""
+    return round_up(cols, MMA_ROWS) + 8
+
+
 @dataclass(frozen=True)
 class AttentionShape:
     """Dense attention: q (B, M, H, D) against k, v (B, N, HKV, D)."""

@@ -16,15 +16,15 @@ from cuattn.kernels.base import (
     ceil_div,
     resolve,
     round_up,
+    tile_row,
 )
 
 STAGES = 2  # tiles of K and V in shared memory, as in the kernel
-PADDING = 8  # elements behind each row of a tile in shared memory
 
 
 def smem_bytes(d: int, block_m: int, block_n: int) -> int:
     """sizeof(Smem) of the kernel."""
-    return 2 * (round_up(d, MMA_ROWS) + PADDING) * (block_m + 2 * STAGES * block_n)
+    return 2 * tile_row(d) * (block_m + 2 * STAGES * block_n)
 
 
 def _tiles(shape: AttentionShape) -> list[tuple[int, int, int]]:

@@ -21,17 +21,17 @@ from cuattn.kernels.base import (
     check_grid,
     resolve,
     round_up,
+    tile_row,
 )
 
 KEYS = 16  # keys of a warp's tile
-PADDING = 8
 MAX_SPLITS = 128
 
 
 def smem_bytes(d: int, warps: int, stages: int) -> int:
     """sizeof(Smem): Q, and the larger of the rings and the warps' final states."""
     d_pad = round_up(d, MMA_ROWS)
-    row = 2 * (d_pad + PADDING)
+    row = 2 * tile_row(d)
     ring = warps * stages * 2 * KEYS * row
     states = warps * 4 * (2 * MMA_ROWS + MMA_ROWS * d_pad)
     return MMA_ROWS * row + max(ring, states)

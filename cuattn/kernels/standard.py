@@ -6,7 +6,6 @@ import numpy as np
 from cuattn.kernels.base import (
     ELEMENT_BYTES,
     GRID_LIMIT,
-    MMA_ROWS,
     AttentionShape,
     Cost,
     Launch,
@@ -17,17 +16,18 @@ from cuattn.kernels.base import (
     check_grid,
     resolve,
     round_up,
+    tile_row,
 )
 
-PADDING, KEY_STEP, WARPS = 8, 64, 8
+KEY_STEP, WARPS = 64, 8
 SOFTMAX_SMEM = 8 * WARPS
 FILE = "prefill/standard.cu"
 
 
 def _smem(d: int, block: int) -> tuple[int, int]:
     """sizeof(ScoresSmem), sizeof(OutputSmem)."""
-    row = round_up(d, MMA_ROWS) + PADDING
-    return 2 * row * 2 * block, 2 * 2 * (block * (KEY_STEP + PADDING) + KEY_STEP * row)
+    row = tile_row(d)
+    return 2 * row * 2 * block, 2 * 2 * (block * tile_row(KEY_STEP) + KEY_STEP * row)
 
 
 def padded_columns(n: int) -> int:
