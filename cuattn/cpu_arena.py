@@ -54,7 +54,8 @@ class Arena:
         self._map = mmap.mmap(self.fd, size)
         self._bytes = np.frombuffer(self._map, np.uint8)
         self.base = self._bytes.ctypes.data
-        self._free = [(0, size)]  # (offset, size), by offset, no two adjacent
+        # Nothing lies in the first page: an access before the first array must not leave the arena.
+        self._free = [(mmap.PAGESIZE, size - mmap.PAGESIZE)]  # (offset, size), by offset, no two adjacent
         self._lock = threading.Lock()
         # NOTE: a finalizer may run in the middle of anything, `_take` included, so it only leaves a note.
         self._returned: deque[tuple[int, int]] = deque()
@@ -82,7 +83,7 @@ class Arena:
         """Bytes handed out, in whole pages."""
         with self._lock:
             self._merge_returned()
-            return self.size - sum(room for _, room in self._free)
+            return self._in_use()
 
     def allocate(self, shape, dtype, poison: bool = True) -> np.ndarray:
         """An array in the arena; its memory returns when the last view of it is gone.
@@ -134,11 +135,13 @@ class Arena:
             if room >= size:
                 self._free[i : i + 1] = [(offset + size, room - size)] if room > size else []
                 return offset
-        used = self.size - sum(room for _, room in self._free)
         raise OutOfMemory(
-            f"the CPU machine has no free range of {size} bytes ({used} of {self.size} are in use); "
+            f"the CPU machine has no free range of {size} bytes ({self._in_use()} of {self.size} are in use); "
             "free some arrays"
         )
+
+    def _in_use(self) -> int:
+        return self.size - mmap.PAGESIZE - sum(room for _, room in self._free)
 
     def _give(self, offset: int, size: int) -> None:
         if hasattr(mmap, "MADV_REMOVE"):

@@ -311,6 +311,14 @@ def test_arrays_of_round_sizes_do_not_touch(machine):
         launch(machine, "read_past_end", g_in=first, g_out=second, at=(1 << 12) - 31)
 
 
+def test_an_access_before_the_first_array_names_it():
+    machine = CpuMachine(workers=1)
+    first = machine.empty(160, np.float32)
+    text = message(machine, "write_past_end", g_out=first, at=10)
+    machine.close()
+    assert "write of 4 bytes at byte -4 of g_out, which has 640; thread (11,0,0) of block (0,0,0) at " in text
+
+
 def test_arguments_that_do_not_fit_the_kernel(machine, arrays):
     x, out = arrays
     with pytest.raises(DeviceError, match="read_past_end takes 3 arguments, got 2"):
