@@ -118,13 +118,21 @@ def _declaration(name: str, value: Any) -> str:
                        f"got {value!r}")
 
 
-def unit(file: str, constants: Mapping[str, Any], target: str) -> str:
-    """The translation unit: constants, the kernel, and for the CPU machine its launch functions."""
+def unit(file: str, constants: Mapping[str, Any], target: str, table: str = "") -> str:
+    """The translation unit: constants, the kernel, and for the CPU machine its launch functions.
+
+    With a `table`, C++ text that exports what the compiler knows of the file's types, the kernels themselves
+    are dropped.
+    """
     path = source_path(file)
     lines = [f"// {file} for {target}: written by cuattn/compile.py", f'#include "{tree.IMPLICIT}"']
     lines += [_declaration(name, constants[name]) for name in sorted(constants)]
+    if table:  # what nobody calls is not compiled
+        lines += ["#undef KERNEL", "#define KERNEL(...) static void"]
     lines.append(f'#include "{path.as_posix() if os.path.isabs(file) else file}"')
-    if target == "cpu":
+    if table:
+        lines.append(table)
+    elif target == "cpu":
         lines += [f"SIMT_EXPORT({entry})" for entry in entries(file)]
     return "\n".join(lines) + "\n"
 
@@ -248,7 +256,7 @@ def _ptxas_report(log: str) -> dict[str, dict[str, int]]:
 # --- the cache
 
 
-def build(file: str, entry: str, constants: Mapping[str, Any], target: str) -> Built:
+def build(file: str, entry: str, constants: Mapping[str, Any], target: str, table: str = "") -> Built:
     """The kernel `entry` of `file` with `constants` compiled in, from the cache or built now.
 
     Parameters
@@ -260,6 +268,8 @@ def build(file: str, entry: str, constants: Mapping[str, Any], target: str) -> B
     constants : mapping of str to int, float, bool or a dtype name
     target : str
         "cpu" or an architecture such as "sm_90a".
+    table : str
+        See `unit`; what it exports takes the kernels' place.
 
     Raises
     ------
@@ -267,14 +277,15 @@ def build(file: str, entry: str, constants: Mapping[str, Any], target: str) -> B
     """
     made_of, (options, compiler), cache = sources(file), _options(target), cache_folder()
     # NOTE: constants as text: True, 1 and 1.0 are equal in Python and compile to different units.
-    call = (file, repr(sorted(constants.items())), target, str(cache), str(tree.KERNELS), options, compiler)
+    call = (file, repr(sorted(constants.items())), target, str(cache), str(tree.KERNELS), options, compiler,
+            table)
     known = _folders.get(call)
     if known is None or known[0] is not made_of:
-        parts = _key_parts(file, constants, target, made_of, options, compiler)
+        parts = _key_parts(file, constants, target, made_of, options, compiler, table)
         key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
         known = _folders[call] = made_of, cache / f"{Path(file).stem}.{key}", parts
     _, folder, parts = known
-    record = _read_entry(folder) or _build_entry(folder, file, constants, target, options, parts)
+    record = _read_entry(folder) or _build_entry(folder, file, target, options, parts)
     if entry not in record["entries"]:
         raise CompileError(f"entry: expected a kernel of {file} ({', '.join(record['entries'])}), "
                            f"got {entry!r}; mend the row")
@@ -286,10 +297,10 @@ _folders: dict[tuple, tuple[Sources, Path, dict]] = {}  # a call's folder and ke
 _verified: dict[Path, tuple[dict, tuple]] = {}  # records whose binary was hashed, with their files' stamps
 
 
-def _key_parts(file, constants, target, made_of: Sources, options, compiler) -> dict:
+def _key_parts(file, constants, target, made_of: Sources, options, compiler, table: str) -> dict:
     host = target == "cpu"
     return {
-        "unit": unit(file, constants, target),
+        "unit": unit(file, constants, target, table),
         "sources": made_of.lines if host else made_of.texts,  # the CPU machine's reports name lines
         "constants": dict(sorted(constants.items())), "options": options, "compiler": compiler,
         "target": target, "root": str(tree.KERNELS) if host else "",
@@ -320,7 +331,7 @@ def _read_entry(folder: Path) -> dict | None:
     return record
 
 
-def _build_entry(folder: Path, file: str, constants, target: str, options, parts) -> dict:
+def _build_entry(folder: Path, file: str, target: str, options, parts) -> dict:
     # NOTE: mkdir and not mkdtemp, whose folders are closed to the other users of a shared cache.
     scratch = folder.parent / f".{folder.name}.{secrets.token_hex(8)}"
     try:
@@ -329,8 +340,7 @@ def _build_entry(folder: Path, file: str, constants, target: str, options, parts
         raise CompileError(f"cache: expected a folder that can be written, got {folder.parent} "
                            f"({error.strerror}); set CUATTN_CACHE_DIR to another") from None
     try:
-        text = unit(file, constants, target)
-        log = (_compile_host if target == "cpu" else _compile_nvrtc)(scratch, text, options)
+        log = (_compile_host if target == "cpu" else _compile_nvrtc)(scratch, parts["unit"], options)
         binary = "kernel.so" if target == "cpu" else "kernel.cubin"
         record = {"binary": binary, "digest": hashlib.sha256((scratch / binary).read_bytes()).hexdigest(),
                   "entries": list(entries(file)), **_ptxas_report(log), "key": parts}

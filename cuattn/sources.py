@@ -60,7 +60,7 @@ def stamp(path: str | Path) -> tuple[int, int, int] | None:
     return found.st_mtime_ns, found.st_size, found.st_ino
 
 
-def _without_comments(text: str) -> str:
+def without_comments(text: str) -> str:
     """Comments become blanks; line breaks stay, because reports name lines."""
 
     def blank(match: re.Match) -> str:
@@ -108,7 +108,7 @@ def _read(file: str) -> Sources:
         seen[str(path)] = stamp(path)  # before it is read: an edit in between is noticed later
         if seen[str(path)] is None or not path.is_file():
             continue
-        found[path] = _without_comments(path.read_text(encoding="utf-8"))
+        found[path] = without_comments(path.read_text(encoding="utf-8"))
         todo += _included(found[path], path.parent, root)
     names = {path: path.relative_to(root).as_posix() if path.is_relative_to(root)
              else "./" + Path(os.path.relpath(path, main.parent.resolve())).as_posix() for path in found}
