@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 import threading
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
 import numpy as np
@@ -25,22 +25,26 @@ class MachineUnavailable(RuntimeError):
     """The machine asked for cannot run here; the message says what is missing."""
 
 
+def _counter(meaning: str):
+    return field(default=0, metadata={"meaning": meaning})
+
+
 @dataclass
 class Counters:
-    """What launches did on the CPU machine.
+    """What launches did on the CPU machine; each field's metadata says what it counts.
 
     Plain sums; bytes are those the kernel requested of global memory.
     """
 
-    launches: int = 0
-    blocks: int = 0
-    barriers: int = 0  # block-wide and named barriers completed
-    collectives: int = 0  # warp shuffles, votes and __syncwarp completed
-    atomics: int = 0  # global atomic operations, one a lane
-    mma: int = 0  # mma.sync instructions, one a warp
-    bytes_loaded: int = 0  # global bytes read: loads, cp.async (zero-filled bytes excluded)
-    bytes_stored: int = 0  # global bytes written: stores
-    bytes_async: int = 0  # the part of bytes_loaded that came through cp.async
+    launches: int = _counter("kernel launches")
+    blocks: int = _counter("thread blocks run")
+    barriers: int = _counter("block-wide and named barriers completed")
+    collectives: int = _counter("warp shuffles, votes and __syncwarp completed")
+    atomics: int = _counter("global atomic operations, one a lane")
+    mma: int = _counter("mma.sync instructions, one a warp")
+    bytes_loaded: int = _counter("global bytes read: loads and cp.async, zero-filled bytes excluded")
+    bytes_stored: int = _counter("global bytes written by stores")
+    bytes_async: int = _counter("the part of bytes_loaded that came through cp.async")
 
     def __add__(self, other: Counters) -> Counters:
         return Counters(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
