@@ -6,6 +6,7 @@ of a launch.
 """
 from __future__ import annotations
 
+import json
 import os
 import struct
 import threading
@@ -20,8 +21,9 @@ from cuattn import cpu_child
 from cuattn.cpu_arena import POISON, Arena
 from cuattn.cpu_process import Process, stop_all
 from cuattn.cpu_schedules import Schedule, ScheduleError, check_schedules
+from cuattn.cpu_trace import Trace
 from cuattn.devices import CPU
-from cuattn.machine import Counters, DeviceError, MachineUnavailable, Tensor, pack
+from cuattn.machine import Counters, DeviceError, MachineUnavailable, RaceError, Tensor, pack
 
 __all__ = ["CpuMachine", "Schedule", "ScheduleError", "check_schedules"]
 
@@ -35,7 +37,7 @@ class CpuMachine:
 
     Parameters
     ----------
-    order, seed, async_copies
+    order, seed, async_copies, resident
         See `Schedule`.
     workers : int, optional
         Processes that share the blocks of a launch. Default: $CUATTN_CPU_WORKERS, else the CPUs there are, at
@@ -43,6 +45,9 @@ class CpuMachine:
     step_limit : int, optional
         Steps (loads, atomics and waits) after which a block is taken to wait forever. Default:
         $CUATTN_CPU_STEP_LIMIT, else 2³⁰.
+    races : bool, optional
+        Whether to look for races in shared memory, which takes up to four times as long; `machine.races` may be
+        changed at any time. Default: $CUATTN_CPU_RACES (0 or 1), else not.
 
     Raises
     ------
@@ -53,8 +58,11 @@ class CpuMachine:
     name = "cpu"
     xp = np
 
-    def __init__(self, order="forward", seed=0, async_copies="late", workers=None, step_limit=None):
-        self.schedule_now = Schedule(order, seed, async_copies)
+    def __init__(self, order="forward", seed=0, async_copies="late", resident=1, workers=None, step_limit=None,
+                 races=None):
+        self.schedule_now = Schedule(order, seed, async_copies, resident)
+        self.races = _flag("CUATTN_CPU_RACES") if races is None else bool(races)
+        self.trace: Trace | None = None  # what `tracing` fills
         self.workers = _positive("workers", "CUATTN_CPU_WORKERS", workers, min(_cpus(), MAX_WORKERS))
         self.step_limit = _positive("step_limit", "CUATTN_CPU_STEP_LIMIT", step_limit, STEP_LIMIT)
         self.device = CPU
@@ -157,13 +165,28 @@ class CpuMachine:
 
     @contextmanager
     def schedule(self, **changes):
-        """Runs the launches inside under another `Schedule`: order=, seed=, async_copies=."""
+        """Runs the launches inside under another `Schedule`: order=, seed=, async_copies=, resident=."""
         before = self.schedule_now
         self.schedule_now = replace(before, **changes)
         try:
             yield self
         finally:
             self.schedule_now = before
+
+    @contextmanager
+    def tracing(self, block: int = 0):
+        """Yields a `Trace` of the launches inside: counts by call site, and the steps of one block.
+
+        Parameters
+        ----------
+        block : int
+            Linear index of the block, x first.
+        """
+        before, self.trace = self.trace, Trace(block)
+        try:
+            yield self.trace
+        finally:
+            self.trace = before
 
     def launch(self, built, grid, block, smem_bytes: int, args: list[tuple[str, object]]) -> None:
         """Runs a kernel and returns when it is done.
@@ -179,6 +202,8 @@ class CpuMachine:
         ------
         ValueError
             For an empty grid or block.
+        RaceError
+            If `races` is on and two accesses to shared memory are not ordered.
         DeviceError
             If the kernel does something it must not, or its process dies.
         """
@@ -190,7 +215,10 @@ class CpuMachine:
             "extents": [(name, *v.extent) for name, v in args if isinstance(v, Tensor) and 0 not in v.shape],
             "order": self.schedule_now.order, "seed": self.schedule_now.seed,
             "copies_late": int(self.schedule_now.async_copies == "late"), "step_limit": self.step_limit,
-            "workers": min(self.workers, prod(grid)),
+            "resident": min(self.schedule_now.resident, prod(grid)), "races": int(self.races),
+            "trace": self.trace.block if self.trace else None,
+            # NOTE: processes that share the blocks would be a second, unrepeatable, order of them.
+            "workers": min(self.workers, prod(grid)) if self.schedule_now.resident == 1 else 1,
         }
         with self._lock:
             self._run(request)
@@ -216,9 +244,12 @@ class CpuMachine:
             self._processes.pop(i).stop()
         for kind, payload in replies:
             if kind != cpu_child.OK:
-                raise DeviceError(payload.decode(errors="replace"))
+                error = RaceError if kind == cpu_child.RACE else DeviceError
+                raise error(payload.decode(errors="replace"))
         for _, payload in replies:
-            self.counters += Counters(*struct.unpack(f"<{cpu_child.COUNTERS}Q", payload))
+            self.counters += Counters(*struct.unpack_from(f"<{cpu_child.COUNTERS}Q", payload))
+        if self.trace:
+            self.trace.add(request["entry"], [json.loads(part[8 * cpu_child.COUNTERS:]) for _, part in replies])
 
     def _start(self, count: int) -> None:
         """Makes sure that `count` children run."""
@@ -238,6 +269,14 @@ class CpuMachine:
 
 def _cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _flag(variable: str) -> bool:
+    """Whether an environment variable says 1."""
+    value = os.environ.get(variable) or "0"
+    if value not in ("0", "1"):
+        raise ValueError(f"{variable}: expected 0 or 1, got {value!r}")
+    return value == "1"
 
 
 def _positive(name: str, variable: str, given, default: int) -> int:

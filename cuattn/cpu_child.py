@@ -2,7 +2,8 @@
 
 Run by path, with the standard library alone, so that it starts in a few hundredths of a second. A fault in a
 kernel ends this process and nothing else. Requests come on stdin: a 4-byte length and JSON. Replies go to
-what stdout was: a kind, a 4-byte length and bytes. OK carries the counters, ERROR a kernel's message; FAULT
+what stdout was: a kind, a 4-byte length and bytes. OK carries the counters, and a trace in JSON if one was
+asked for; ERROR and RACE carry a kernel's message; FAULT
 is written by the fault handler in `kernels_cu/simt/fault.h` just before the process ends.
 """
 import ctypes
@@ -15,16 +16,50 @@ import sys
 import threading
 import time
 
-OK, ERROR, FAULT = 0, 1, 2
+OK, ERROR, FAULT, RACE = 0, 1, 2, 3
 REPLY = struct.Struct("<BI")
 REQUEST = struct.Struct("<I")
 COUNTERS = 9
 MESSAGE_BYTES = 8192
+TRACED_SITES, TRACED_STEPS = 1024, 1 << 16
 ORDERS = ("forward", "reverse", "shuffle")
 
 
 class Extent(ctypes.Structure):
     _fields_ = [("first", ctypes.c_uint64), ("end", ctypes.c_uint64), ("name", ctypes.c_char_p)]
+
+
+class SiteRow(ctypes.Structure):
+    """Mirror of simt::SiteRow in kernels_cu/simt/trace.h."""
+
+    _fields_ = [("file", ctypes.c_char_p), ("line", ctypes.c_int32), ("column", ctypes.c_int32),
+                ("access", ctypes.c_int32), ("unused", ctypes.c_int32), ("counts", ctypes.c_uint64 * 8)]
+
+
+class StepRow(ctypes.Structure):
+    """Mirror of simt::StepRow."""
+
+    _fields_ = [("warp", ctypes.c_int32), ("step", ctypes.c_int32), ("ended_by", ctypes.c_int32),
+                ("line", ctypes.c_int32), ("file", ctypes.c_char_p), ("counts", ctypes.c_uint64 * 7)]
+
+
+class Trace(ctypes.Structure):
+    """Mirror of simt::Trace."""
+
+    _fields_ = [("sites", ctypes.POINTER(SiteRow)), ("steps", ctypes.POINTER(StepRow)),
+                ("site_capacity", ctypes.c_int32), ("step_capacity", ctypes.c_int32),
+                ("site_count", ctypes.c_int32), ("step_count", ctypes.c_int32), ("block", ctypes.c_uint64)]
+
+    @classmethod
+    def of_block(cls, block):
+        return cls((SiteRow * TRACED_SITES)(), (StepRow * TRACED_STEPS)(), TRACED_SITES, TRACED_STEPS, 0, 0, block)
+
+    def as_json(self):
+        sites = [(s.file.decode(), s.line, s.column, s.access, *s.counts)
+                 for s in self.sites[:min(self.site_count, TRACED_SITES)]]
+        steps = [(s.warp, s.step, s.ended_by, s.line, s.file.decode(), *s.counts)
+                 for s in self.steps[:min(self.step_count, TRACED_STEPS)]]
+        return json.dumps({"sites": sites, "steps": steps}).encode()
 
 
 class Launch(ctypes.Structure):
@@ -50,13 +85,17 @@ class Launch(ctypes.Structure):
         ("step_limit", ctypes.c_uint64),
         ("argument_bytes", ctypes.POINTER(ctypes.c_uint32)),
         ("argument_count", ctypes.c_int32),
+        ("resident", ctypes.c_int32),
+        ("races", ctypes.c_int32),
+        ("trace", ctypes.c_void_p),
     ]
 
 
 class Report(ctypes.Structure):
     """Mirror of simt::Report."""
 
-    _fields_ = [("counters", ctypes.c_uint64 * COUNTERS), ("message", ctypes.c_char * MESSAGE_BYTES)]
+    _fields_ = [("counters", ctypes.c_uint64 * COUNTERS), ("race", ctypes.c_int32),
+                ("message", ctypes.c_char * MESSAGE_BYTES)]
 
 
 def map_memory(address, size, protection, flags, fd):
@@ -110,11 +149,16 @@ class Child:
             self.window, self.size, self.memory - self.window,
             ctypes.addressof(self.resources), request["step_limit"],
             (ctypes.c_uint32 * max(len(arguments), 1))(*map(len, arguments)), len(arguments),
+            request["resident"], request["races"],
         )
+        if request["trace"] is not None:
+            trace = Trace.of_block(request["trace"])
+            launch.trace = ctypes.addressof(trace)
         report = Report()
         if function(ctypes.byref(launch), pointers, ctypes.byref(report)):
-            return ERROR, report.message
-        return OK, struct.pack(f"<{COUNTERS}Q", *report.counters)
+            return RACE if report.race else ERROR, report.message
+        counters = struct.pack(f"<{COUNTERS}Q", *report.counters)
+        return OK, counters if request["trace"] is None else counters + trace.as_json()
 
     @staticmethod
     def _aligned(buffer):

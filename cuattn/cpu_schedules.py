@@ -5,13 +5,16 @@ asynchronous copies as late or as early as is legal, it gives other bits.
 """
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import product
 
 import numpy as np
 
 from cuattn.cpu_child import ORDERS
 from cuattn.machine import DeviceError
+
+MAX_RESIDENT = 32
+RESIDENT = 4  # blocks in flight in `check_schedules`
 
 
 class ScheduleError(DeviceError):
@@ -29,21 +32,28 @@ class Schedule:
         Of the shuffle.
     async_copies : {"late", "eager"}
         At the last legal moment (when their thread waits for them), or when they are issued.
+    resident : int
+        Blocks in flight, at most 32. Above 1 they take turns at atomics and fences, and other blocks see a global
+        store only after a fence, or when its block has ended.
     """
 
     order: str = "forward"
     seed: int = 0
     async_copies: str = "late"
+    resident: int = 1
 
     def __post_init__(self):
         if self.order not in ORDERS:
             raise ValueError(f"order: expected one of {', '.join(ORDERS)}, got {self.order!r}")
         if self.async_copies not in ("late", "eager"):
             raise ValueError(f"async_copies: expected 'late' or 'eager', got {self.async_copies!r}")
+        if type(self.resident) is not int or not 1 <= self.resident <= MAX_RESIDENT:
+            raise ValueError(f"resident: expected 1 to {MAX_RESIDENT} blocks, got {self.resident!r}")
 
     def __str__(self) -> str:
         seed = f"(seed {self.seed})" if self.order == "shuffle" else ""
-        return f"{self.order}{seed} order with {self.async_copies} copies"
+        blocks = f", {self.resident} blocks in flight" if self.resident > 1 else ""
+        return f"{self.order}{seed} order with {self.async_copies} copies{blocks}"
 
 
 def check_schedules(machine, run, outputs: dict[str, np.ndarray], seeds=(0, 1)) -> None:
@@ -65,12 +75,13 @@ def check_schedules(machine, run, outputs: dict[str, np.ndarray], seeds=(0, 1)) 
         Names the two schedules, the output and the first index that differs.
     """
     orders = [("forward", 0), ("reverse", 0), *(("shuffle", seed) for seed in seeds)]
+    schedules = [Schedule(*order, copies) for order, copies in product(orders, ("late", "eager"))]
+    schedules += [Schedule(*order, resident=RESIDENT) for order in orders]
     first, expected = None, {}
-    for (order, seed), copies in product(orders, ("late", "eager")):
-        schedule = Schedule(order, seed, copies)
+    for schedule in schedules:
         for array in outputs.values():
             machine.poison(array)
-        with machine.schedule(order=order, seed=seed, async_copies=copies):
+        with machine.schedule(**asdict(schedule)):
             run()
         got = {name: _bits(array) for name, array in outputs.items()}
         if first is None:
@@ -83,7 +94,7 @@ def check_schedules(machine, run, outputs: dict[str, np.ndarray], seeds=(0, 1)) 
                 raise ScheduleError(
                     f"{name} depends on the schedule: {first} and {schedule} differ at {index} "
                     f"({len(differing)} of {bits.size} elements); a barrier is missing before an overwrite, "
-                    "or an atomic's order shows"
+                    "a fence before an atomic, or an atomic's order shows"
                 )
 
 

@@ -21,6 +21,13 @@ class DeviceError(RuntimeError):
     """
 
 
+class RaceError(DeviceError):
+    """Two threads touched the same shared memory, one of them to write, and nothing orders them.
+
+    The message names both call sites and what is missing between them.
+    """
+
+
 class MachineUnavailable(RuntimeError):
     """The machine asked for cannot run here; the message says what is missing."""
 

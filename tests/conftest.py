@@ -2,12 +2,15 @@
 from __future__ import annotations
 
 import functools
+import os
 
 import ml_dtypes  # noqa: F401  (registers bfloat16 with NumPy)
 import numpy as np
 import pytest
 
 from cuattn.machine import MachineUnavailable, open_machine
+
+os.environ.setdefault("CUATTN_CPU_RACES", "1")  # every kernel a test runs is also checked for races
 
 
 @functools.cache

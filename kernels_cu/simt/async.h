@@ -7,9 +7,10 @@
 namespace simt {
 
 inline void copy_now(const Copy& copy) {
-  if (copy.source_bytes)
-    memcpy(copy.to, reinterpret_cast<const char*>(copy.from + machine.launch.window_to_memory),
-           copy.source_bytes);
+  if (machine.block->held)
+    read_held(copy.to, copy.from, copy.source_bytes);
+  else if (copy.source_bytes)
+    memcpy(copy.to, behind(copy.from), copy.source_bytes);
   memset(copy.to + copy.source_bytes, 0, copy.bytes - copy.source_bytes);
 }
 
@@ -32,12 +33,19 @@ SIMT_INLINE void cp_async(void* s_to, const void* g_from, int bytes, int source_
   if ((bytes != 4 && bytes != 8 && bytes != 16) || source_bytes < 0 || source_bytes > bytes) [[unlikely]]
     fail(site, "cp.async of %d bytes, %d of them read: expected 4, 8 or 16, and at most as many read", bytes,
          source_bytes);
-  check_shared(s_to, bytes, bytes, Access::write, site);
-  if (source_bytes) translate(g_from, source_bytes, bytes, Access::read, site);
+  char* to = translate_shared(s_to, bytes, bytes, Touch::write, site);
+  if (source_bytes) translate(g_from, source_bytes, bytes, Touch::read, site);
   machine.counters.bytes_loaded += source_bytes;
   machine.counters.bytes_async += source_bytes;
-  Copy copy{static_cast<char*>(s_to), reinterpret_cast<uint64_t>(g_from), bytes, source_bytes, site};
-  if (!machine.launch.copies_late) return copy_now(copy);
+  Copy copy{to, reinterpret_cast<uint64_t>(g_from), bytes, source_bytes, site};
+  if (machine.watched) [[unlikely]] {
+    watch_global(copy.from, source_bytes, Access::global_copy, site);
+    watch_shared(shared_offset(s_to), bytes, Touch::copy, Access::shared_copy, site);
+  }
+  if (!machine.launch.copies_late) {
+    copy_now(copy);
+    if (!machine.launch.races) return;  // else it is not waited for yet
+  }
   CopyQueue& queue = current->copies;
   if (queue.count == queue.capacity) [[unlikely]]
     grow(queue);
@@ -45,7 +53,9 @@ SIMT_INLINE void cp_async(void* s_to, const void* g_from, int bytes, int source_
 }
 
 /// Closes the group of copies issued since the last commit.
-inline void cp_async_commit(Site = Site::here()) {
+inline void cp_async_commit(Site site = Site::here()) {
+  if (machine.watched) [[unlikely]]
+    watch_call(Access::copy_commit, site);
   CopyQueue& queue = current->copies;
   if (queue.groups == queue.group_capacity) [[unlikely]]
     grow(queue);
@@ -53,12 +63,17 @@ inline void cp_async_commit(Site = Site::here()) {
 }
 
 /// Waits until at most `allow` of this thread's groups are in flight.
-inline void cp_async_wait(int allow, Site = Site::here()) {
+inline void cp_async_wait(int allow, Site site = Site::here()) {
+  if (machine.watched) [[unlikely]]
+    watch_call(Access::copy_wait, site);
   CopyQueue& queue = current->copies;
   int done = queue.groups - allow;
   if (done <= 0) return;
   int end = queue.group_ends[done - 1];
-  for (int i = 0; i < end; ++i) copy_now(queue.items[i]);
+  for (int i = 0; i < end; ++i) {
+    if (machine.launch.copies_late) copy_now(queue.items[i]);
+    if (machine.launch.races) land_copy(queue.items[i].to - machine.shared, queue.items[i].bytes);
+  }
   queue.count -= end, queue.groups -= done;
   if (queue.count) memmove(queue.items, queue.items + end, queue.count * sizeof(Copy));
   for (int i = 0; i < queue.groups; ++i) queue.group_ends[i] = queue.group_ends[i + done] - end;

@@ -1,6 +1,6 @@
 // block: which thread runs next, block-wide and named barriers, exits, deadlocks.
 #pragma once
-#include "state.h"
+#include "watch.h"
 
 namespace simt {
 
@@ -20,7 +20,7 @@ SIMT_INLINE Fiber* next_in_warp(Warp* warp, uint32_t slot_bit) {
   return nullptr;
 }
 SIMT_COLD Fiber* next_in_block(Warp* warp) {
-  Block& block = machine.block;
+  Block& block = *machine.block;
   int first = int(warp - block.warp);
   for (int i = 1; i <= block.warps; ++i) {
     Warp& other = block.warp[(first + i) % block.warps];
@@ -30,7 +30,7 @@ SIMT_COLD Fiber* next_in_block(Warp* warp) {
 }
 
 SIMT_COLD void report_deadlock() {
-  Block& block = machine.block;
+  Block& block = *machine.block;
   const uint3& b = block.index;
   say("%s: deadlock in block (%u,%u,%u): every live thread waits", machine.launch.kernel, b.x, b.y, b.z);
   for (int w = 0; w < block.warps; ++w) {
@@ -38,7 +38,7 @@ SIMT_COLD void report_deadlock() {
     for (int i = 0; i < warp.open; ++i) {
       Rendezvous& r = warp.rendezvous[i];
       say("\n  warp %d, lanes %08x wait at %s:%d in %s for lanes %08x", warp.id, r.arrived, r.site.name(),
-          r.site.line, kind_name(r.kind), r.mask & ~r.arrived);
+          r.site.line, call_name(r.kind), r.mask & ~r.arrived);
     }
     for (int id = 0; id < BARRIERS; ++id) {
       Barrier& barrier = block.barrier[id];
@@ -56,6 +56,13 @@ SIMT_COLD void report_deadlock() {
 
 SIMT_COLD void look_up();
 
+/// Gives another block its turn, if several are in flight. `must`: the running one gets nowhere alone.
+SIMT_COLD void yield_block(bool must) {
+  machine.turn_over = must;
+  machine.block->resume = current;
+  simt_fiber_switch(&current->stack_pointer, machine.main_stack_pointer);
+}
+
 /// Leaves the running thread, which waits, until something makes it ready again.
 SIMT_INLINE void wait() {
   if (--machine.slice == 0) [[unlikely]]
@@ -72,15 +79,16 @@ SIMT_INLINE void wait() {
 /// own block.
 SIMT_COLD void look_up() {
   machine.slice = SLICE;
-  machine.steps += SLICE;
-  if (machine.steps >= machine.launch.step_limit) {
-    const uint3 &t = current->thread_idx, &b = machine.block.index;
+  machine.block->steps += SLICE;
+  if (machine.block->steps >= machine.launch.step_limit) {
+    const uint3 &t = current->thread_idx, &b = machine.block->index;
     say("%s: block (%u,%u,%u) took more than %llu steps, last in thread (%u,%u,%u): ", machine.launch.kernel,
         b.x, b.y, b.z, static_cast<unsigned long long>(machine.launch.step_limit), t.x, t.y, t.z);
     say("probably a loop that waits for another block (blocks run one after another here); "
         "if the kernel is really that long, raise CUATTN_CPU_STEP_LIMIT");
     give_up();
   }
+  if (machine.launch.resident > 1) yield_block(true);
 }
 SIMT_INLINE void step() {
   if (--machine.slice == 0) [[unlikely]] {
@@ -92,9 +100,11 @@ SIMT_INLINE void step() {
   }
 }
 
-SIMT_INLINE void release(Barrier& barrier) {
-  for (int w = 0; w < machine.block.warps; ++w) {
-    machine.block.warp[w].ready |= barrier.waiting_slots[w];
+SIMT_INLINE void complete(Barrier& barrier, bool running_waits) {
+  if (machine.watched) [[unlikely]]
+    watch_barrier(barrier, running_waits);
+  for (int w = 0; w < machine.block->warps; ++w) {
+    machine.block->warp[w].ready |= barrier.waiting_slots[w];
     barrier.waiting_slots[w] = 0;
   }
   barrier.arrived = 0;
@@ -106,17 +116,19 @@ SIMT_INLINE void release(Barrier& barrier) {
 SIMT_INLINE void arrive(Barrier& barrier, int expected, bool only_arrive, Site site) {
   if (!barrier.arrived || !only_arrive) barrier.site = site;
   barrier.expected = expected;
-  if (++barrier.arrived == (expected ? expected : machine.block.live)) return release(barrier);
+  if (machine.watched) [[unlikely]]
+    watch_arrival(barrier, site);
+  if (++barrier.arrived == (expected ? expected : machine.block->live)) return complete(barrier, !only_arrive);
   if (only_arrive) return;
   Warp* warp = current->warp;
-  barrier.waiting_slots[warp - machine.block.warp] |= current->slot_bit;
+  barrier.waiting_slots[warp - machine.block->warp] |= current->slot_bit;
   warp->ready &= ~current->slot_bit;
   wait();
 }
 
 /// __syncthreads: all live threads of the block meet at one call site.
 SIMT_INLINE void block_barrier(Site site = Site::here()) {
-  Barrier& barrier = machine.block.barrier[0];
+  Barrier& barrier = machine.block->barrier[0];
   if (barrier.arrived && !(barrier.site == site)) [[unlikely]]
     fail(site, "divergent __syncthreads: %d threads wait in the one at %s:%d while another is reached",
          barrier.arrived, barrier.site.name(), barrier.site.line);
@@ -125,10 +137,10 @@ SIMT_INLINE void block_barrier(Site site = Site::here()) {
 
 SIMT_COLD Barrier& named_barrier(int id, int threads, Site site) {
   if (id < 1 || id >= BARRIERS) fail(site, "named barrier %d: expected an id from 1 to 15", id);
-  if (threads <= 0 || threads % LANES || threads > machine.block.threads)
+  if (threads <= 0 || threads % LANES || threads > machine.block->threads)
     fail(site, "named barrier %d for %d threads: expected a multiple of 32, at most the block's %d", id,
-         threads, machine.block.threads);
-  Barrier& barrier = machine.block.barrier[id];
+         threads, machine.block->threads);
+  Barrier& barrier = machine.block->barrier[id];
   if (barrier.arrived && barrier.expected != threads)
     fail(site, "named barrier %d for %d threads, but %s:%d waits there for %d", id, threads,
          barrier.site.name(), barrier.site.line, barrier.expected);
@@ -146,7 +158,7 @@ inline void named_barrier_arrive(int id, int threads, Site site = Site::here()) 
 [[noreturn]] inline void retire() {
   Fiber* me = current;
   Warp* warp = me->warp;
-  Block& block = machine.block;
+  Block& block = *machine.block;
   if (me->copies.count)  // in late mode; on a GPU they may land where something else has come to lie
     fail(me->copies.items[0].site,
          "cp.async issued here was never waited for: commit its group, and wait before the thread ends");
@@ -157,10 +169,12 @@ inline void named_barrier_arrive(int id, int threads, Site site = Site::here()) 
     Rendezvous& r = warp->rendezvous[i];
     if (r.mask >> me->lane & 1)
       fail(r.site, "a thread exited while lanes %08x of its warp wait for it in %s (mask %08x)", r.arrived,
-           kind_name(r.kind), r.mask);
+           call_name(r.kind), r.mask);
   }
+  if (machine.watched && !warp->live) [[unlikely]]
+    watch_exit(*warp);
   Barrier& all = block.barrier[0];
-  if (all.arrived && all.arrived == block.live) release(all);
+  if (all.arrived && all.arrived == block.live) complete(all, false);
   Fiber* next = next_in_warp(warp, me->slot_bit);
   if (!next) next = next_in_block(warp);
   if (next) run(next);

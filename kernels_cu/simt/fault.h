@@ -57,7 +57,7 @@ struct FaultText {
 
 inline void describe_fault(FaultText& text, int signal, uintptr_t address) {
   const Launch& launch = machine.launch;
-  uintptr_t shared_guard = reinterpret_cast<uintptr_t>(launch.resources->shared_end);
+  uintptr_t in_shared = address - reinterpret_cast<uintptr_t>(machine.shared_window);
   if (signal == SIGFPE) {
     text << "integer division by zero";
   } else if (signal == SIGILL) {
@@ -73,9 +73,10 @@ inline void describe_fault(FaultText& text, int signal, uintptr_t address) {
   } else if (launch.resources->stacks.guard_of(address) >= 0) {
     text << "stack overflow: the thread's local arrays and calls need more than ";
     text.number(StackPool::STACK_BYTES) << " bytes";
-  } else if (address - shared_guard < 65536) {
-    text << "access past the end of shared memory, which has ";
-    text.number(launch.smem_bytes) << " bytes";
+  } else if (in_shared < SHARED_WINDOW_BYTES) {
+    text << "raw dereference of shared memory, byte ";
+    text.number(in_shared) << " of ";
+    text.number(launch.smem_bytes) << "; use the functions of prim/smem.cuh";
   } else if (signal == SIGBUS) {
     text << "the system has no memory left for the machine's arrays (SIGBUS at ";
     text.number(address, 16) << ")";
@@ -95,7 +96,7 @@ inline void on_fault(int signal, siginfo_t* info, void*) {
   if (current) {
     text << "; thread ";
     text.coordinates(current->thread_idx) << " of block ";
-    text.coordinates(machine.block.index);
+    text.coordinates(machine.block->index);
   }
   text.send(machine.launch.fault_fd);
   _Exit(128 + signal);

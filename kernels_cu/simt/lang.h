@@ -20,7 +20,7 @@
 #define __shared__ static_assert(false, "shared memory is one struct Smem, reached through prim/smem.cuh");
 
 #define threadIdx (simt::current->thread_idx)
-#define blockIdx (simt::machine.block.index)
+#define blockIdx (simt::machine.block->index)
 #define blockDim (simt::machine.block_dim)
 #define gridDim (simt::machine.grid_dim)
 constexpr int warpSize = 32;
@@ -113,7 +113,7 @@ __forceinline__ int __ffs(int x) { return __builtin_ffs(x); }
 inline void __syncthreads(SIMT_SITE) { simt::block_barrier(site); }
 inline void __syncwarp(unsigned mask = simt::ALL, SIMT_SITE) { simt::syncwarp(mask, site); }
 inline void __threadfence(SIMT_SITE) { simt::fence(site); }
-inline void __threadfence_block(SIMT_SITE) { simt::fence(site); }
+inline void __threadfence_block(SIMT_SITE) { simt::fence_block(site); }
 [[noreturn]] inline void __trap(SIMT_SITE) { simt::trap("__trap()", site); }
 template <class T> T __shfl_sync(unsigned mask, T v, int lane, SIMT_SITE) {
   return simt::shfl(mask, v, lane, site);

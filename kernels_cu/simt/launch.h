@@ -50,28 +50,28 @@ inline void fiber_main(void*) {
   retire();
 }
 
-inline uint3 thread_at(uint32_t i) {
-  uint32_t x = machine.block_dim.x, y = machine.block_dim.y;
-  return {i % x, i / x % y, i / (x * y)};
-}
-
-/// Lays out the block's threads in this block's order and poisons its shared memory.
-inline void set_up_block(uint64_t linear) {
-  Block& block = machine.block;
+/// Lays out a block's threads in this block's order and poisons its shared memory.
+inline void set_up_block(Block& block, uint64_t linear) {
   const Launch& launch = machine.launch;
   uint64_t gx = launch.grid[0], gy = launch.grid[1];
   block.index = {uint32_t(linear % gx), uint32_t(linear / gx % gy), uint32_t(linear / (gx * gy))};
+  block.linear = linear;
   block.live = block.threads;
+  block.steps = 0;
   memset(block.barrier, 0, sizeof block.barrier);
   memset(block.shared, 0xff, launch.smem_bytes);
+  if (block.shadow) clear_shadow(*block.shadow);
+  if (block.clocks) meet_all(*block.clocks);
   Order order = Order(launch.order);
   uint64_t seed = launch.seed * 0x2545f4914f6cdd1dull + linear;
   uint32_t ids[MAX_WARPS], lanes[LANES];
   fill_order(ids, uint32_t(block.warps), order, seed);
+  int first_stack = int(&block - machine.blocks) * block.warps * LANES;
   for (int w = 0; w < block.warps; ++w) {
     Warp& warp = block.warp[w];
     warp.id = int(ids[w]);
     warp.ready = warp.live = 0, warp.open = 0;
+    if (block.traffic) block.traffic->warp[warp.id].step = {};
     fill_order(lanes, uint32_t(LANES), order, seed + 1 + w);
     for (int slot = 0; slot < LANES; ++slot) {
       uint32_t thread = ids[w] * LANES + lanes[slot];
@@ -82,37 +82,131 @@ inline void set_up_block(uint64_t linear) {
       fiber.lane = int(lanes[slot]);
       fiber.slot_bit = 1u << slot;
       fiber.copies.count = fiber.copies.groups = 0;
-      fiber.stack_pointer = fiber_start(launch.resources->stacks.top(w * LANES + slot), fiber_main, nullptr);
+      fiber.stack_pointer =
+          fiber_start(launch.resources->stacks.top(first_stack + w * LANES + slot), fiber_main, nullptr);
       warp.ready |= fiber.slot_bit;
       warp.live |= 1u << fiber.lane;
     }
   }
+  block.resume = block.warp[0].slots + __builtin_ctz(block.warp[0].ready);
 }
 
-inline void run_block(uint64_t linear) {
-  set_up_block(linear);
+/// Runs a block until it ends or another should have its turn.
+inline void give_turn(Block& block) {
+  machine.block = &block;
+  machine.shared = block.shared;
   machine.slice = SLICE;
-  machine.steps = 0;
-  Warp& first = machine.block.warp[0];
-  current = first.slots + __builtin_ctz(first.ready);
+  machine.turn_over = false;
+  current = block.resume;
   simt_fiber_switch(&machine.main_stack_pointer, current->stack_pointer);
   current = nullptr;
-  ++machine.counters.blocks;
 }
 
-inline bool reserve_shared(Resources& resources, size_t bytes, size_t page) {
-  size_t rounded = (bytes + 1023) & ~size_t(1023);
-  if (!resources.shared_end || rounded > resources.shared_capacity) {
-    size_t capacity = (rounded + page - 1) / page * page;
-    void* p = mmap(nullptr, capacity + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (p == MAP_FAILED) return false;
-    // A smaller one before it stays mapped: that is rare.
-    resources.shared_end = static_cast<char*>(p) + capacity;
-    resources.shared_capacity = capacity;
-    if (mprotect(resources.shared_end, page, PROT_NONE) != 0) return false;
+/// The blocks of this process in the launch's order.
+struct Sequence {
+  uint64_t count, next;
+  uint64_t* shuffled;
+
+  bool more() const { return next < count; }
+  uint64_t take() {
+    uint64_t i = next;
+    next += uint64_t(machine.launch.workers);
+    if (shuffled) return shuffled[i];
+    return Order(machine.launch.order) == Order::reverse ? count - 1 - i : i;
   }
-  machine.block.shared = resources.shared_end - rounded;
+};
+
+/// Which of `flying` blocks, oldest first, goes on; `flying` itself: one more starts, if it `may_start`.
+///
+/// In a shuffled order any of them. Otherwise the newest: the others stay where they were, each behind its last
+/// atomic, until it has ended, which is when a missing fence shows. A block that gets nowhere hands over to the next.
+inline int pick_turn(int flying, int ran, bool may_start, uint64_t& random) {
+  if (Order(machine.launch.order) == Order::shuffle)
+    return int(random_number(random) % uint64_t(flying + may_start));
+  if (may_start) return flying;
+  if (!machine.turn_over) return flying - 1;
+  return (ran + 1) % flying;
+}
+
+/// Runs the blocks, launch.resident at a time.
+inline void run_blocks(Sequence sequence) {
+  Block* flying[MAX_RESIDENT];
+  int count = 0, ran = 0, resident = machine.launch.resident;
+  uint32_t unused = resident == 32 ? ~0u : (1u << resident) - 1u;
+  uint64_t random = machine.launch.seed;
+  for (int patience = 0; count || sequence.more();) {
+    if (++patience % 1024 == 0) machine.turn_over = true;  // blocks may wait for each other by atomics alone
+    int i = resident == 1 ? 0 : pick_turn(count, ran, count < resident && sequence.more(), random);
+    if (i == count) {
+      flying[count++] = machine.blocks + __builtin_ctz(unused);
+      unused &= unused - 1;
+      set_up_block(*flying[i], sequence.take());
+    }
+    give_turn(*flying[ran = i]);
+    if (machine.failed) return;
+    if (flying[i]->live) continue;
+    publish_all(*flying[i]);
+    ++machine.counters.blocks;
+    unused |= 1u << (flying[i] - machine.blocks);
+    memmove(flying + i, flying + i + 1, (--count - i) * sizeof flying[0]);
+  }
+}
+
+inline size_t page_bytes() {
+#if defined(__APPLE__)
+  return 16384;
+#else
+  return size_t(sysconf(30));  // _SC_PAGESIZE
+#endif
+}
+
+/// Shared memory for `count` blocks, `bytes` each; the window in which kernels see it is made once.
+inline bool reserve_shared(Resources& resources, size_t bytes, int count) {
+  auto map = [](size_t size, int protection) {
+    void* p = mmap(nullptr, size, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    return p == MAP_FAILED ? nullptr : static_cast<char*>(p);
+  };
+  if (!resources.shared_window) resources.shared_window = map(SHARED_WINDOW_BYTES, PROT_NONE);
+  if (bytes * count > resources.shared_capacity) {
+    if (resources.shared_memory) munmap(resources.shared_memory, resources.shared_capacity);
+    resources.shared_capacity = bytes * count;
+    resources.shared_memory = map(resources.shared_capacity, PROT_READ | PROT_WRITE);
+  }
+  return resources.shared_window && resources.shared_memory;
+}
+
+/// Makes the blocks of a launch, with what watching them needs; false if there is no memory.
+inline bool make_blocks(int warps, int threads) {
+  const Launch& launch = machine.launch;
+  int count = launch.resident;
+  size_t stride = (launch.smem_bytes + page_bytes()) / page_bytes() * page_bytes();
+  if (!launch.resources->stacks.reserve(count * warps * LANES, page_bytes()) ||
+      !reserve_shared(*launch.resources, stride, count))
+    return false;
+  machine.blocks = static_cast<Block*>(calloc(count, sizeof(Block)));
+  if (!machine.blocks) return false;
+  machine.shared_window = launch.resources->shared_window;
+  for (int i = 0; i < count; ++i) {
+    Block& block = machine.blocks[i];
+    block.threads = threads, block.warps = warps;
+    block.shared = launch.resources->shared_memory + i * stride;
+    if (launch.races || count > 1) block.clocks = make_clocks(warps);
+    if (launch.races) block.shadow = make_shadow(launch.smem_bytes);
+    if (count > 1) block.held = make_held();
+    if (launch.trace) block.traffic = static_cast<Traffic*>(zeroed(sizeof(Traffic)));
+  }
+  machine.watched = launch.races || launch.trace || count > 1;
   return true;
+}
+inline void free_blocks() {
+  for (int i = 0; i < machine.launch.resident; ++i) {
+    Block& block = machine.blocks[i];
+    free_clocks(block.clocks), free_shadow(block.shadow), free_held(block.held), free_traffic(block.traffic);
+    for (int w = 0; w < block.warps; ++w)
+      for (Fiber& fiber : block.warp[w].slots) free(fiber.copies.items), free(fiber.copies.group_ends);
+  }
+  free(machine.blocks);
+  machine.block = machine.blocks = nullptr;
 }
 
 /// Takes over the launch; false, with a message, if it cannot run.
@@ -121,7 +215,7 @@ inline bool prepare(const Launch& launch, Report& report) {
   machine.counters = {};
   machine.report = &report;
   machine.failed = false;
-  report.message[0] = 0;
+  report.message[0] = 0, report.race = 0;
   recent_extent = {};
   machine.grid_dim = {launch.grid[0], launch.grid[1], launch.grid[2]};
   machine.block_dim = {launch.block[0], launch.block[1], launch.block[2]};
@@ -131,20 +225,14 @@ inline bool prepare(const Launch& launch, Report& report) {
         static_cast<unsigned long long>(threads));
     return false;
   }
-  machine.block.threads = int(threads);
-  machine.block.warps = int((threads + LANES - 1) / LANES);
-#if defined(__APPLE__)
-  size_t page = 16384;
-#else
-  size_t page = size_t(sysconf(30));  // _SC_PAGESIZE
-#endif
-  Resources& resources = *launch.resources;
-  if (!resources.stacks.reserve(machine.block.warps * LANES, page) ||
-      !reserve_shared(resources, launch.smem_bytes, page)) {
-    say("%s: no memory for the stacks and the shared memory of a block", launch.kernel);
+  if (launch.smem_bytes > SHARED_WINDOW_BYTES) {
+    say("%s: %llu bytes of shared memory: expected at most %zu", launch.kernel,
+        static_cast<unsigned long long>(launch.smem_bytes), SHARED_WINDOW_BYTES);
     return false;
   }
-  return true;
+  if (make_blocks(int(threads + LANES - 1) / LANES, int(threads))) return true;
+  say("%s: no memory for the stacks and the shared memory of %d blocks", launch.kernel, launch.resident);
+  return false;
 }
 
 inline int run_grid(const Launch& launch, Report& report) {
@@ -158,14 +246,9 @@ inline int run_grid(const Launch& launch, Report& report) {
     if (!order) return say("%s: no memory for the order of %zu blocks", launch.kernel, size_t(blocks)), 1;
     fill_order(order, blocks, Order::shuffle, launch.seed);
   }
-  for (uint64_t i = uint64_t(launch.worker); i < blocks && !machine.failed; i += uint64_t(launch.workers))
-    run_block(order ? order[i] : Order(launch.order) == Order::reverse ? blocks - 1 - i : i);
+  run_blocks({blocks, uint64_t(launch.worker), order});
   free(order);
-  for (int w = 0; w < machine.block.warps; ++w)
-    for (Fiber& fiber : machine.block.warp[w].slots) {
-      free(fiber.copies.items), free(fiber.copies.group_ends);
-      fiber.copies = {};
-    }
+  free_blocks();
   machine.counters.launches = launch.worker == 0;
   report.counters = machine.counters;
   return machine.failed;

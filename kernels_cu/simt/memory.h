@@ -11,12 +11,6 @@
 
 namespace simt {
 
-enum class Access { read, write, atomic };
-
-SIMT_COLD const char* access_name(Access access) {
-  return access == Access::read ? "read" : access == Access::write ? "write" : "atomic access";
-}
-
 /// The argument whose memory lies nearest to an address; null if the launch has none.
 SIMT_COLD const Extent* nearest_extent(uint64_t address) {
   const Extent* best = nullptr;
@@ -29,8 +23,8 @@ SIMT_COLD const Extent* nearest_extent(uint64_t address) {
   return best;
 }
 
-[[noreturn]] SIMT_COLD void fail_access(uint64_t address, size_t bytes, Access access, Site site) {
-  const char* verb = access_name(access);
+[[noreturn]] SIMT_COLD void fail_access(uint64_t address, size_t bytes, Touch touch, Site site) {
+  const char* verb = touch_name(touch);
   if (address - machine.launch.window >= machine.launch.window_bytes)
     fail(site, "%s of %zu bytes of global memory at %#llx, which is not a device address", verb, bytes,
          static_cast<unsigned long long>(address));
@@ -46,7 +40,7 @@ SIMT_COLD const Extent* nearest_extent(uint64_t address) {
 
 __attribute__((visibility("hidden"))) constinit inline Extent recent_extent{};  // of the last access
 
-SIMT_COLD void find_extent(uint64_t address, size_t bytes, Access access, Site site) {
+SIMT_COLD void find_extent(uint64_t address, size_t bytes, Touch touch, Site site) {
   for (int i = 0; i < machine.launch.extent_count; ++i) {
     const Extent& e = machine.launch.extents[i];
     if (address >= e.first && address <= e.end && e.end - address >= bytes) {
@@ -54,16 +48,16 @@ SIMT_COLD void find_extent(uint64_t address, size_t bytes, Access access, Site s
       return;
     }
   }
-  fail_access(address, bytes, access, site);
+  fail_access(address, bytes, touch, site);
 }
 
 /// Checks an access to global memory and returns where the bytes really are.
-SIMT_INLINE char* translate(const void* pointer, size_t bytes, size_t alignment, Access access, Site site) {
+SIMT_INLINE char* translate(const void* pointer, size_t bytes, size_t alignment, Touch touch, Site site) {
   uint64_t address = reinterpret_cast<uint64_t>(pointer);
   if (address & (alignment - 1)) [[unlikely]]
-    fail_access(address, bytes, access, site);
+    fail_access(address, bytes, touch, site);
   if (address < recent_extent.first || address + bytes > recent_extent.end) [[unlikely]]
-    find_extent(address, bytes, access, site);
+    find_extent(address, bytes, touch, site);
   return reinterpret_cast<char*>(address + machine.launch.window_to_memory);
 }
 
@@ -73,56 +67,83 @@ template <class T> constexpr size_t alignment_of() {
 }
 
 template <class T> SIMT_INLINE T load_global(const T* p, Site site = Site::here()) {
-  const char* from = translate(p, sizeof(T), alignment_of<T>(), Access::read, site);
+  const char* from = translate(p, sizeof(T), alignment_of<T>(), Touch::read, site);
   machine.counters.bytes_loaded += sizeof(T);
   step();
   std::remove_cv_t<T> v;
-  memcpy(&v, from, sizeof(T));
+  if (machine.watched) [[unlikely]]
+    watch_load(&v, from, reinterpret_cast<uint64_t>(p), sizeof(T), site);
+  else
+    memcpy(&v, from, sizeof(T));
   return v;
 }
 
 template <class T> SIMT_INLINE void store_global(T* p, std::type_identity_t<T> v, Site site = Site::here()) {
-  char* to = translate(p, sizeof(T), alignment_of<T>(), Access::write, site);
+  char* to = translate(p, sizeof(T), alignment_of<T>(), Touch::write, site);
   machine.counters.bytes_stored += sizeof(T);
-  memcpy(to, &v, sizeof(T));
+  if (machine.watched) [[unlikely]]
+    watch_store(to, &v, reinterpret_cast<uint64_t>(p), sizeof(T), site);
+  else
+    memcpy(to, &v, sizeof(T));
 }
 
 /// __threadfence. Blocks in other processes see the arena too.
-inline void fence(Site = Site::here()) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+inline void fence(Site site = Site::here()) {
+  __atomic_thread_fence(__ATOMIC_SEQ_CST);
+  if (machine.watched) [[unlikely]]
+    watch_fence(site, true);
+  if (machine.launch.resident > 1) [[unlikely]]
+    yield_block(false);
+}
+/// __threadfence_block.
+inline void fence_block(Site site = Site::here()) {
+  if (machine.watched) [[unlikely]]
+    watch_fence(site, false);
+}
 
 // ---- shared memory
 
-/// The block's shared memory, 1024-byte aligned and full of NaN when the block starts.
-SIMT_INLINE void* shared_base() { return machine.block.shared; }
-SIMT_INLINE size_t shared_bytes() { return machine.launch.smem_bytes; }
+// NOTE: a kernel sees its shared memory in a window that is reserved and never mapped, so that it reaches the bytes
+// only through these functions.
 
-[[noreturn]] SIMT_COLD void fail_shared(const void* p, size_t bytes, size_t alignment, Access access,
-                                        Site site) {
-  long long offset = static_cast<const char*>(p) - machine.block.shared;
-  if (reinterpret_cast<uintptr_t>(p) & (alignment - 1))
-    fail(site, "misaligned %s of %zu bytes at byte %lld of shared memory", access_name(access), bytes,
-         offset);
-  if (reinterpret_cast<uint64_t>(p) - machine.launch.window < machine.launch.window_bytes)
-    fail(site, "shared memory %s of %zu bytes, but the pointer is a global one", access_name(access), bytes);
-  fail(site, "%s of %zu bytes at byte %lld of shared memory, which has %zu", access_name(access), bytes,
-       offset, shared_bytes());
+/// The block's shared memory, 1024-byte aligned and full of NaN when the block starts.
+SIMT_INLINE void* shared_base() { return machine.shared_window; }
+
+SIMT_INLINE uint64_t shared_offset(const void* p) {
+  return static_cast<uint64_t>(static_cast<const char*>(p) - machine.shared_window);
 }
-SIMT_INLINE void check_shared(const void* p, size_t bytes, size_t alignment, Access access, Site site) {
-  uint64_t offset = static_cast<uint64_t>(static_cast<const char*>(p) - machine.block.shared);
+
+[[noreturn]] SIMT_COLD void fail_shared(const void* p, size_t bytes, size_t alignment, Touch touch, Site site) {
+  long long offset = static_cast<long long>(shared_offset(p));
+  if (reinterpret_cast<uintptr_t>(p) & (alignment - 1))
+    fail(site, "misaligned %s of %zu bytes at byte %lld of shared memory", touch_name(touch), bytes, offset);
+  if (reinterpret_cast<uint64_t>(p) - machine.launch.window < machine.launch.window_bytes)
+    fail(site, "shared memory %s of %zu bytes, but the pointer is a global one", touch_name(touch), bytes);
+  fail(site, "%s of %zu bytes at byte %lld of shared memory, which has %zu", touch_name(touch), bytes, offset,
+       size_t(machine.launch.smem_bytes));
+}
+/// Checks an access to shared memory and returns where the bytes really are.
+SIMT_INLINE char* translate_shared(const void* p, size_t bytes, size_t alignment, Touch touch, Site site) {
+  uint64_t offset = shared_offset(p);
   if (offset + bytes > machine.launch.smem_bytes || offset > machine.launch.smem_bytes ||
       (offset & (alignment - 1))) [[unlikely]]
-    fail_shared(p, bytes, alignment, access, site);
+    fail_shared(p, bytes, alignment, touch, site);
+  return machine.shared + offset;
 }
 
 template <class T> SIMT_INLINE T load_shared(const T* p, Site site = Site::here()) {
-  check_shared(p, sizeof(T), alignment_of<T>(), Access::read, site);
+  const char* from = translate_shared(p, sizeof(T), alignment_of<T>(), Touch::read, site);
+  if (machine.watched) [[unlikely]]
+    watch_shared(shared_offset(p), sizeof(T), Touch::read, Access::shared_load, site);
   std::remove_cv_t<T> v;
-  memcpy(&v, p, sizeof(T));
+  memcpy(&v, from, sizeof(T));
   return v;
 }
 template <class T> SIMT_INLINE void store_shared(T* p, std::type_identity_t<T> v, Site site = Site::here()) {
-  check_shared(p, sizeof(T), alignment_of<T>(), Access::write, site);
-  memcpy(p, &v, sizeof(T));
+  char* to = translate_shared(p, sizeof(T), alignment_of<T>(), Touch::write, site);
+  if (machine.watched) [[unlikely]]
+    watch_shared(shared_offset(p), sizeof(T), Touch::write, Access::shared_store, site);
+  memcpy(to, &v, sizeof(T));
 }
 
 // ---- atomics, on global or shared memory
@@ -130,12 +151,18 @@ template <class T> SIMT_INLINE void store_shared(T* p, std::type_identity_t<T> v
 template <class T> SIMT_INLINE T* atomic_target(T* p, Site site) {
   static_assert(sizeof(T) == 4 || sizeof(T) == 8, "atomics take 4 or 8 bytes");
   step();
-  if (static_cast<uint64_t>(reinterpret_cast<char*>(p) - machine.block.shared) < machine.launch.smem_bytes) {
-    check_shared(p, sizeof(T), sizeof(T), Access::atomic, site);
-    return p;
+  uint64_t address = reinterpret_cast<uint64_t>(p);
+  if (shared_offset(p) < machine.launch.smem_bytes) {
+    char* target = translate_shared(p, sizeof(T), sizeof(T), Touch::atomic, site);
+    if (machine.watched) [[unlikely]]
+      watch_shared_atomic(shared_offset(p), sizeof(T), site);
+    return reinterpret_cast<T*>(target);
   }
   ++machine.counters.atomics;
-  return reinterpret_cast<T*>(translate(p, sizeof(T), sizeof(T), Access::atomic, site));
+  char* target = translate(p, sizeof(T), sizeof(T), Touch::atomic, site);
+  if (machine.watched) [[unlikely]]
+    watch_global_atomic(address, sizeof(T), site);
+  return reinterpret_cast<T*>(target);
 }
 
 /// Replaces *p by next(*p) and returns what was there. Atomic among processes, since blocks may run in
@@ -146,6 +173,8 @@ template <class T, class Next> SIMT_INLINE T atomic_update(T* p, Next next, Site
   __atomic_load(target, &before, __ATOMIC_SEQ_CST);
   do after = next(before);
   while (!__atomic_compare_exchange(target, &before, &after, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST));
+  if (machine.launch.resident > 1) [[unlikely]]
+    yield_block(false);
   return before;
 }
 

@@ -56,10 +56,13 @@ SIMT_INLINE void ldmatrix(uint32_t* r, int count, bool trans, const void* s_row,
   if (count != 1 && count != 2 && count != 4) [[unlikely]]
     fail(site, "ldmatrix of %d matrices: expected 1, 2 or 4", count);
   int lane = current->lane;
-  if (lane < 8 * count) check_shared(s_row, 16, 16, Access::read, site);
   MmaBuffer& buffer = current->warp->mma;
-  buffer.row[lane] = static_cast<const char*>(s_row);
-  meet(ALL, Kind::ldmatrix, nullptr, [&](void**, uint32_t) { ldmatrix_all(buffer, count, trans); }, site);
+  if (lane < 8 * count) {
+    buffer.row[lane] = translate_shared(s_row, 16, 16, Touch::read, site);
+    if (machine.watched) [[unlikely]]
+      watch_shared(shared_offset(s_row), 16, Touch::read, Access::ldmatrix, site);
+  }
+  meet(ALL, Access::ldmatrix, nullptr, [&](void**, uint32_t) { ldmatrix_all(buffer, count, trans); }, site);
   for (int i = 0; i < count; ++i) r[i] = buffer.matrix[i][lane];
 }
 
@@ -139,7 +142,7 @@ SIMT_INLINE void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint3
   for (int i = 0; i < 2; ++i) buffer.b[i * 4 + lane % 4][lane / 4] = b[i];
   for (int i = 0; i < 4; ++i) buffer.d[i / 2][lane * 2 + i % 2] = d[i];
   meet(
-      ALL, Kind::mma, nullptr,
+      ALL, Access::mma, nullptr,
       [&](void**, uint32_t) {
         ++machine.counters.mma;
         mma_functions[bf16](buffer);

@@ -1,7 +1,7 @@
-// state: the one block in flight (its threads, warps, barriers), what a launch asks for, and how a mistake
+// state: the blocks in flight (their threads, warps, barriers), what a launch asks for, and how a mistake
 // becomes a message.
 //
-// One launch runs at a time in a process, on one OS thread, one block after another; so the state is plain
+// One launch runs at a time in a process, on one OS thread, one fiber at a time; so the state is plain
 // globals.
 #pragma once
 #include <stdarg.h>
@@ -49,7 +49,8 @@ namespace simt {
 
 using simt_site::Site;
 
-constexpr int LANES = 32, MAX_WARPS = 32, BARRIERS = 16;
+constexpr int LANES = 32, MAX_WARPS = 32, BARRIERS = 16, MAX_RESIDENT = 32;
+constexpr size_t SHARED_WINDOW_BYTES = 1 << 20;
 
 /// The device addresses that one pointer argument of a launch may touch.
 struct Extent {
@@ -62,9 +63,12 @@ enum class Order : int { forward, reverse, shuffle };
 /// What outlives a launch and serves every kernel of the process; the caller keeps it, all zero at first.
 struct Resources {
   StackPool stacks;
-  char* shared_end;  // a guard page starts here
+  char* shared_window;  // where kernels see a block's shared memory: reserved, never mapped
+  char* shared_memory;  // where it is, one block after another
   size_t shared_capacity;
 };
+
+struct Trace;
 
 /// One launch as the caller describes it; mirrored by cuattn/cpu_child.py.
 struct Launch {
@@ -84,6 +88,9 @@ struct Launch {
   uint64_t step_limit;  // steps a block may take; a step is a load, an atomic or a wait
   const uint32_t* argument_bytes;  // of each argument that came
   int32_t argument_count;
+  int32_t resident;  // blocks in flight; above 1 they take turns, and their global stores are held back
+  int32_t races;     // whether to look for races in shared memory
+  Trace* trace;      // where to count by call site; null: nowhere
 };
 
 /// What a launch did. The counters are those of cuattn.machine.Counters, in its order.
@@ -92,6 +99,7 @@ struct Counters {
 };
 struct Report {
   Counters counters;
+  int32_t race;        // whether the message is about a race
   char message[8192];  // empty when all went well
 };
 
@@ -119,17 +127,31 @@ struct Fiber {
   CopyQueue copies;
 };
 
-enum class Kind : int { shuffle, ballot, syncwarp, ldmatrix, mma };
-SIMT_COLD const char* kind_name(Kind kind) {
-  static const char* const names[] = {"a shuffle", "a ballot", "__syncwarp", "ldmatrix", "mma.sync"};
-  return names[int(kind)];
+/// What a call site does. Mirrored by cuattn/cpu_trace.py, which says what is counted of each.
+enum class Access : int {
+  global_load, global_store, global_copy, global_atomic,
+  shared_load, shared_store, shared_copy, shared_atomic, ldmatrix,
+  mma, shuffle, vote, warp_barrier, block_barrier, named_barrier, fence, copy_commit, copy_wait, exit
+};
+constexpr bool is_global(Access a) { return a <= Access::global_atomic; }
+constexpr bool is_shared(Access a) { return a >= Access::shared_load && a <= Access::ldmatrix; }
+
+/// A call in which lanes meet, as messages name it.
+SIMT_COLD const char* call_name(Access call) {
+  switch (call) {
+    case Access::ldmatrix: return "ldmatrix";
+    case Access::mma: return "mma.sync";
+    case Access::shuffle: return "a shuffle";
+    case Access::vote: return "a ballot";
+    default: return "__syncwarp";
+  }
 }
 
 /// Lanes of a warp that meet in one call. Arguments lie on the lanes' own stacks, which stand still while
 /// they wait.
 struct Rendezvous {
   uint32_t mask, arrived, waiting_slots;
-  Kind kind;
+  Access kind;
   Site site;
   void* arguments[LANES];
 };
@@ -159,26 +181,42 @@ struct Barrier {
   uint32_t waiting_slots[MAX_WARPS];
 };
 
+struct Clocks;
+struct Shadow;
+struct HeldStores;
+struct Traffic;
+
 struct Block {
   uint3 index;
+  uint64_t linear;
   int threads, warps, live;
-  Warp warp[MAX_WARPS];  // in running order
-  Barrier barrier[BARRIERS];
   char* shared;
+  Fiber* resume;  // who goes on when the block gets its turn
+  uint64_t steps;
+  // What watching needs; null where nobody asked for it.
+  Clocks* clocks;
+  Shadow* shadow;
+  HeldStores* held;
+  Traffic* traffic;
+  Barrier barrier[BARRIERS];
+  Warp warp[MAX_WARPS];  // in running order
 };
 
 struct Machine {
   Launch launch;
   Counters counters;
   Report* report;
-  Block block;
+  Block* block;          // the one that runs
+  Block* blocks;         // as many as may be in flight
+  char* shared;          // its shared memory, which it sees at shared_window
+  char* shared_window;
+  bool watched;          // somebody asked for races, for traffic, or for several blocks in flight
   uint3 block_dim, grid_dim;  // not dim3, whose ones would put the whole machine into the file
   void* main_stack_pointer;
   void (*entry)(void*);
   void* entry_arguments;
-  bool failed;
-  uint32_t slice;  // steps until the running thread must look up
-  uint64_t steps;
+  bool failed, turn_over;  // turn_over: the block that ran waits for its turn and should not get it at once
+  uint32_t slice;          // steps until the running thread must look up
 };
 
 __attribute__((visibility("hidden"))) constinit inline Machine machine{};
@@ -201,9 +239,17 @@ SIMT_COLD __attribute__((format(printf, 1, 2))) void say(const char* format, ...
   abort();
 }
 
+/// Coordinates of thread number `i` of a block.
+inline uint3 thread_at(uint32_t i) {
+  uint32_t x = machine.block_dim.x, y = machine.block_dim.y;
+  return {i % x, i / x % y, i / (x * y)};
+}
+/// The running thread's number in its block.
+SIMT_INLINE int thread_number() { return current->warp->id * LANES + current->lane; }
+
 /// "; thread (x,y,z) of block (x,y,z) at file:line", the end of most messages.
 SIMT_COLD void say_where(Site site) {
-  const uint3 &t = current->thread_idx, &b = machine.block.index;
+  const uint3 &t = current->thread_idx, &b = machine.block->index;
   say("; thread (%u,%u,%u) of block (%u,%u,%u) at %s:%d", t.x, t.y, t.z, b.x, b.y, b.z, site.name(),
       site.line);
 }

@@ -10,27 +10,27 @@ namespace simt {
 
 constexpr uint32_t ALL = 0xffffffffu;
 
-SIMT_COLD Rendezvous& open_rendezvous(Warp& warp, uint32_t mask, Kind kind, Site site) {
+SIMT_COLD Rendezvous& open_rendezvous(Warp& warp, uint32_t mask, Access kind, Site site) {
   int lane = current->lane;
   if (!(mask >> lane & 1))
-    fail(site, "%s with mask %08x, which does not name the calling lane %d", kind_name(kind), mask, lane);
+    fail(site, "%s with mask %08x, which does not name the calling lane %d", call_name(kind), mask, lane);
   if (uint32_t gone = mask & ~warp.live)
-    fail(site, "%s with mask %08x, but lanes %08x of warp %d have exited", kind_name(kind), mask, gone,
+    fail(site, "%s with mask %08x, but lanes %08x of warp %d have exited", call_name(kind), mask, gone,
          warp.id);
   Rendezvous& r = warp.rendezvous[warp.open++];
   r.mask = mask, r.arrived = r.waiting_slots = 0, r.kind = kind, r.site = site;
   return r;
 }
 
-SIMT_INLINE Rendezvous& find_rendezvous(Warp& warp, uint32_t mask, Kind kind, Site site) {
+SIMT_INLINE Rendezvous& find_rendezvous(Warp& warp, uint32_t mask, Access kind, Site site) {
   for (int i = 0; i < warp.open; ++i) {
     Rendezvous& r = warp.rendezvous[i];
     if (r.mask != mask || !(r.site == site)) continue;
     if (r.kind != kind) [[unlikely]]
-      fail(site, "%s meets %s of other lanes of its warp (mask %08x)", kind_name(kind), kind_name(r.kind),
+      fail(site, "%s meets %s of other lanes of its warp (mask %08x)", call_name(kind), call_name(r.kind),
            mask);
     if (!(mask >> current->lane & 1)) [[unlikely]]
-      fail(site, "%s with mask %08x, which does not name the calling lane %d", kind_name(kind), mask,
+      fail(site, "%s with mask %08x, which does not name the calling lane %d", call_name(kind), mask,
            current->lane);
     return r;
   }
@@ -38,7 +38,7 @@ SIMT_INLINE Rendezvous& find_rendezvous(Warp& warp, uint32_t mask, Kind kind, Si
 }
 
 /// Meets the other lanes of `mask`; the last to arrive runs op(arguments of each lane, mask).
-template <class Op> SIMT_INLINE void meet(uint32_t mask, Kind kind, void* arguments, Op op, Site site) {
+template <class Op> SIMT_INLINE void meet(uint32_t mask, Access kind, void* arguments, Op op, Site site) {
   Fiber* me = current;
   Warp& warp = *me->warp;
   Rendezvous& r = find_rendezvous(warp, mask, kind, site);
@@ -51,6 +51,8 @@ template <class Op> SIMT_INLINE void meet(uint32_t mask, Kind kind, void* argume
     return;
   }
   op(r.arguments, mask);
+  if (machine.watched) [[unlikely]]
+    watch_meeting(warp, kind, mask, site);
   warp.ready |= r.waiting_slots;
   if (Rendezvous& last = warp.rendezvous[--warp.open]; &last != &r) [[unlikely]]
     r = last;
@@ -67,7 +69,7 @@ template <class T> SIMT_INLINE T shfl(unsigned mask, T v, int source_lane, Site 
   if (!(mask >> mine.source & 1)) [[unlikely]]
     fail(site, "shuffle from lane %d, which is not in the mask %08x", mine.source, mask);
   meet(
-      mask, Kind::shuffle, &mine,
+      mask, Access::shuffle, &mine,
       [](void** lanes, uint32_t all) {
         ++machine.counters.collectives;
         for (uint32_t left = all; left; left &= left - 1) {
@@ -95,7 +97,7 @@ template <class T> SIMT_INLINE T shfl_up(unsigned mask, T v, int delta, Site sit
 SIMT_INLINE unsigned ballot(unsigned mask, bool predicate, Site site = Site::here()) {
   unsigned vote = predicate;
   meet(
-      mask, Kind::ballot, &vote,
+      mask, Access::vote, &vote,
       [](void** lanes, uint32_t all) {
         ++machine.counters.collectives;
         uint32_t votes = 0;
@@ -111,7 +113,7 @@ SIMT_INLINE unsigned ballot(unsigned mask, bool predicate, Site site = Site::her
 }
 
 SIMT_INLINE void syncwarp(unsigned mask = ALL, Site site = Site::here()) {
-  meet(mask, Kind::syncwarp, nullptr, [](void**, uint32_t) { ++machine.counters.collectives; }, site);
+  meet(mask, Access::warp_barrier, nullptr, [](void**, uint32_t) { ++machine.counters.collectives; }, site);
 }
 
 }  // namespace simt

@@ -1,0 +1,94 @@
+// watch: what the machine does besides running a kernel when somebody asked: races, traffic, several blocks in
+// flight. The functions are called where machine.watched holds, and only there.
+#pragma once
+#include "held.h"
+#include "shadow.h"
+#include "trace.h"
+
+namespace simt {
+
+inline bool traced() { return machine.launch.trace != nullptr; }
+
+SIMT_COLD void watch_global(uint64_t address, size_t bytes, Access access, Site site) {
+  if (traced()) trace_lane(site, access, address, int(bytes));
+}
+SIMT_COLD void watch_load(void* to, const void* from, uint64_t address, size_t bytes, Site site) {
+  watch_global(address, bytes, Access::global_load, site);
+  if (machine.block->held) return read_held(to, address, bytes);
+  memcpy(to, from, bytes);
+}
+SIMT_COLD void watch_store(void* to, const void* from, uint64_t address, size_t bytes, Site site) {
+  watch_global(address, bytes, Access::global_store, site);
+  if (machine.block->held) return hold(address, from, bytes);
+  memcpy(to, from, bytes);
+}
+SIMT_COLD void watch_shared(size_t offset, size_t bytes, Touch touch, Access access, Site site) {
+  if (traced()) trace_lane(site, access, offset, int(bytes));
+  if (machine.block->shadow) touch_shared(offset, bytes, touch, site);
+}
+/// A call that a thread makes alone.
+SIMT_COLD void watch_call(Access access, Site site) {
+  if (traced()) trace_lane(site, access, 0, 0);
+}
+
+/// Lanes of a warp have met in a shuffle, a vote, a product, …
+SIMT_COLD void watch_meeting(Warp& warp, Access access, uint32_t lanes, Site site) {
+  if (traced()) trace_meeting(warp, site, access, lanes);
+  if (access != Access::warp_barrier) return;
+  if (machine.block->clocks) meet_lanes(*machine.block->clocks, warp.id, lanes);
+  if (traced() && !(warp.live & ~lanes)) end_step(warp, site, access);
+}
+
+/// The running thread has come to a barrier.
+SIMT_COLD void watch_arrival(Barrier& barrier, Site site) {
+  Block& block = *machine.block;
+  bool named = &barrier != block.barrier;
+  watch_call(named ? Access::named_barrier : Access::block_barrier, site);
+  if (block.clocks && named) release(*block.clocks, thread_number(), block.clocks->barrier[&barrier - block.barrier]);
+}
+/// A barrier is complete; its waiting threads go on, and with them the running one if it `waits` too.
+SIMT_COLD void watch_barrier(Barrier& barrier, bool waits) {
+  Block& block = *machine.block;
+  Access access = &barrier == block.barrier ? Access::block_barrier : Access::named_barrier;
+  int waiting = waits;
+  for (int w = 0; w < block.warps; ++w) waiting += __builtin_popcount(barrier.waiting_slots[w]);
+  // NOTE: a thread that has left counts as having met the others at __syncthreads, and nowhere else.
+  bool everybody = waiting == (access == Access::block_barrier ? block.live : block.threads);
+  for (int w = 0; w < block.warps; ++w) {
+    Warp& warp = block.warp[w];
+    uint32_t met = 0;
+    for (uint32_t slots = barrier.waiting_slots[w]; slots; slots &= slots - 1)
+      met |= 1u << warp.slots[__builtin_ctz(slots)].lane;
+    if (waits && &warp == current->warp) met |= 1u << current->lane;
+    if (block.clocks && !everybody)
+      for (uint32_t left = met; left; left &= left - 1)
+        acquire(*block.clocks, warp.id * LANES + __builtin_ctz(left),
+                block.clocks->barrier[&barrier - block.barrier]);
+    if (traced() && met && !(warp.live & ~met)) close_instructions(warp), end_step(warp, barrier.site, access);
+  }
+  if (!block.clocks) return;
+  if (everybody) meet_all(*block.clocks);
+  block.clocks->barrier[&barrier - block.barrier].epoch = 0;
+}
+
+SIMT_COLD void watch_fence(Site site, bool device) {
+  watch_call(Access::fence, site);
+  if (machine.block->clocks) clock_fence(*machine.block->clocks, thread_number());
+  if (device && machine.block->held) publish_fenced();
+}
+SIMT_COLD void watch_shared_atomic(size_t offset, size_t bytes, Site site) {
+  watch_shared(offset, bytes, Touch::atomic, Access::shared_atomic, site);
+  if (machine.block->clocks) clock_atomic(*machine.block->clocks, thread_number(), offset);
+}
+SIMT_COLD void watch_global_atomic(uint64_t address, size_t bytes, Site site) {
+  watch_global(address, bytes, Access::global_atomic, site);
+  if (machine.block->clocks) clock_atomic(*machine.block->clocks, thread_number(), address);
+  if (machine.block->held) publish_bytes(address);
+}
+
+/// The last lane of a warp has left the kernel.
+SIMT_COLD void watch_exit(Warp& warp) {
+  if (traced()) close_instructions(warp), end_step(warp, {"", 0, 0}, Access::exit);
+}
+
+}  // namespace simt
