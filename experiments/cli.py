@@ -1,4 +1,4 @@
-"""The commands: list, plan, run, resume, show, doctor."""
+"""The commands: list, plan, run, resume, show, explain, doctor."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from cuattn.machine import DeviceError
 from experiments import doctor as doctoring
-from experiments import estimate, runner, store, tables
+from experiments import estimate, explain_shape, runner, store, tables
 from experiments.suite import load_suite, suite_names
 from experiments.sweep import Options
 from experiments.words import UserError, nearest
@@ -264,6 +265,52 @@ def _show(loaded: store.Loaded, manifest: dict) -> None:
         f"{len(frame)} of {total} cases: " + ", ".join(f"{n} {s}" for s, n in counts.most_common()),
         highlight=False,
     )
+
+
+@app.command()
+def explain(
+    kernel: Annotated[str, typer.Argument(help="A kernel's name, such as flash.")],
+    shape: Annotated[
+        str, typer.Option("--shape", help=f"Pairs such as M=128,N=256. Defaults: {explain_shape.USAGE}.")
+    ] = "",
+    dtype: Annotated[str, typer.Option("--dtype", help="Element type.")] = explain_shape.DTYPE,
+    causal: Annotated[
+        Optional[bool],
+        typer.Option("--causal/--full", help="The mask of a prefill kernel; full if not given."),
+    ] = None,
+    constant: Annotated[
+        Optional[list[str]], typer.Option("--constant", help="NAME=VALUE: set a tunable, as suites do.")
+    ] = None,
+    paths: KernelPaths = None,
+    block: Annotated[int, typer.Option("--block", help="The block whose timeline is shown.")] = 0,
+    wait: Annotated[
+        float, typer.Option("--wait", help="Estimated seconds it may take.")
+    ] = explain_shape.WAIT_S,
+    out: Annotated[
+        Optional[Path], typer.Option("--out", help="Also save explain.json and timeline.html in this folder.")
+    ] = None,
+) -> None:
+    """Run a kernel once on the CPU machine and say, line by line, what it did."""
+    from experiments import explain as explaining  # here, because it imports Altair, which takes its time
+    from experiments import explain_text
+
+    request = explaining.Request(
+        kernel, shape, dtype, causal, tuple(constant or ()), tuple(paths or ()), block, wait
+    )
+    try:
+        document = explaining.explain(request)
+    except DeviceError as error:
+        errors.print(f"[red]{escape(kernel)}:[/] {escape(str(error))}", soft_wrap=True, highlight=False)
+        raise SystemExit(1) from None
+    explain_text.show(console, document)
+    if out is None:
+        again = explaining.out_of(document, f"runs/explain-{document['kernel']}")
+        console.print(f"\nTo keep it for the dashboard: {escape(again)}", highlight=False, soft_wrap=True)
+    else:
+        for path in explaining.save(document, out):
+            console.print(f"Saved: {escape(str(path))}", highlight=False, soft_wrap=True)
+    if not explaining.holds(document):
+        raise SystemExit(1)
 
 
 @app.command()

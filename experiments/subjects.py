@@ -109,7 +109,7 @@ class Append(_Ours):
 
     def _plan(self, constants):
         self.before = {name: self.arrays[name].copy() for name in ("k_cache", "v_cache")}
-        return cuattn.plan_append(**self.arrays)
+        return cuattn.plan_append(**self.arrays, kernel=self.params["kernel"], constants=constants)
 
     def input_bytes(self) -> int:
         """The copies that are kept for the check are none of the kernel's."""

@@ -122,7 +122,7 @@ def _expand(sweep: Sweep, known: Mapping[str, Entry], options: Options, ragged, 
         for extra in ragged or [{}]:
             for name in dict.fromkeys(names):
                 for constants in sweep.constants.get(name, [{}]):
-                    params = _params(name, family, {**point, **extra}, constants)
+                    params = params_of(name, family, {**point, **extra}, constants)
                     if within(params, sweep.limits):
                         yield params
 
@@ -158,7 +158,7 @@ def _axes(sweep: Sweep, family: str, ragged: bool, where: str) -> dict[str, list
     return axes
 
 
-def _params(name: str, family: str, point: dict[str, Any], constants: dict[str, Any]) -> dict[str, Any]:
+def params_of(name: str, family: str, point: dict[str, Any], constants: dict[str, Any]) -> dict[str, Any]:
     """The parameter columns of one case, those without a value left out."""
     params = {"kernel": name, "family": family, **point}
     if "model" in params:
