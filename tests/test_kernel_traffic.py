@@ -1,0 +1,38 @@
+"""What each kernel moves, pinned: a change of these numbers is a change of the kernel, or of how it is counted."""
+from __future__ import annotations
+
+import pytest
+from traffic_cases import CASES, summary
+
+#: Of each entry, in the order of traffic_cases.SUMS: sectors loaded, copied and stored, passes and conflicts of shared
+#: loads and of shared stores, passes of copies, tensor instructions. The conflicts of `paged` are its warps' states,
+#: whose rows of D floats start in one bank.
+PINNED = {
+    "flash": {"flash": (0, 36768, 5026, 47280, 0, 1536, 0, 10752, 36864)},
+    "flash causal": {"flash": (0, 31840, 5026, 37040, 0, 1536, 0, 8704, 28672)},
+    "standard": {
+        "standard_scores": (0, 30384, 50400, 27648, 0, 0, 0, 9216, 18432),
+        "standard_softmax": (100800, 0, 26400, 153600, 0, 19200, 0, 0, 0),
+        "standard_output": (0, 41184, 9600, 46080, 0, 0, 0, 13824, 18432),
+    },
+    "paged": {"paged": (322, 73152, 288, 28864, 0, 8320, 6144, 22912, 9280)},
+    "paged, 3 splits": {
+        "paged": (386, 73664, 1632, 30912, 0, 24960, 18432, 31616, 9280),
+        "combine": (1472, 0, 288, 0, 0, 0, 0, 0, 0),
+    },
+    "append": {"append": (480, 0, 384, 0, 0, 0, 0, 0, 0)},
+    "copy": {"probe_copy": (8192, 0, 8192, 0, 0, 0, 0, 0, 0)},
+}
+
+
+@pytest.mark.parametrize("order", ["forward", "shuffle"])
+@pytest.mark.parametrize("case", CASES)
+def test_pinned(cpu, case, order):
+    planned = CASES[case](cpu)
+    with cpu.schedule(order=order, seed=3), cpu.tracing() as trace:
+        planned.run()
+    assert {entry: tuple(sums.values()) for entry, sums in summary(trace.sites).items()} == PINNED[case]
+    cost = planned.cost()
+    assert trace.total("bytes", "global load", "global copy") == cost.bytes_loaded
+    assert trace.total("bytes", "global store") == cost.bytes_stored
+    assert trace.launches == cost.launches

@@ -1,0 +1,74 @@
+"""Kernels and shapes whose traffic is pinned. Every constant is given, so that any machine runs the same plan."""
+from __future__ import annotations
+
+from collections import Counter
+
+import ml_dtypes  # noqa: F401  (registers bfloat16 with NumPy)
+import numpy as np
+
+import cuattn
+from cuattn.binding import Planned
+from cuattn.probing import plan_probe
+
+FLASH = {"block_m": 128, "block_n": 64, "warps": 4}
+
+
+def _arrays(machine, *shapes):
+    rng = np.random.default_rng(7)
+    return [machine.upload(rng.standard_normal(shape, dtype=np.float32).astype("bfloat16")) for shape in shapes]
+
+
+def _decode(machine, lengths, splits) -> Planned:
+    pages = -(-max(lengths) // 16)
+    q, k, v = _arrays(machine, (len(lengths), 1, 8, 128), *[(len(lengths) * pages, 16, 2, 128)] * 2)
+    order = np.random.default_rng(8).permutation(len(lengths) * pages).astype(np.int32)
+    table, lengths = machine.upload(order.reshape(-1, pages)), machine.upload(np.array(lengths, np.int32))
+    return cuattn.plan_decode(q, k, v, table, lengths, constants={"splits": splits, "warps": 4, "stages": 3})
+
+
+def _append(machine) -> Planned:
+    new, cache = (4, 3, 2, 128), (16, 16, 2, 128)
+    k_new, v_new, k, v = _arrays(machine, new, new, cache, cache)
+    table = machine.upload(np.arange(16, dtype=np.int32)[::-1].reshape(4, 4).copy())
+    return cuattn.plan_append(k_new, v_new, k, v, table, machine.upload(np.array([0, 15, 16, 30], np.int32)))
+
+
+def _prefill(machine, kernel: str, causal: bool, constants: dict) -> Planned:
+    q, k, v = _arrays(machine, (1, 300, 4, 64), (1, 333, 2, 64), (1, 333, 2, 64))
+    return cuattn.plan_attention(q, k, v, causal=causal, kernel=kernel, constants=constants)
+
+
+CASES = {
+    "flash": lambda m: _prefill(m, "flash", False, FLASH),
+    "flash causal": lambda m: _prefill(m, "flash", True, FLASH),
+    "standard": lambda m: _prefill(m, "standard", False, {"head_group": 4}),
+    "paged": lambda m: _decode(m, [1, 500, 1000, 777], 1),
+    "paged, 3 splits": lambda m: _decode(m, [1, 500, 1000, 777], 3),
+    "append": _append,
+    "copy": lambda m: plan_probe(m, "copy", bytes=1 << 18, constants={"threads": 256, "blocks_per_sm": 1}),
+}
+
+
+def summary(sites) -> dict[str, dict[str, int]]:
+    """Of each entry: sectors, passes through the banks, conflicts and tensor instructions."""
+    out: dict[str, Counter] = {}
+    for site in sites:
+        sums = out.setdefault(site.entry, Counter())
+        for name, accesses, column in SUMS:
+            if site.access in accesses:
+                sums[name] += getattr(site, column)
+    return {entry: {name: sums[name] for name, *_ in SUMS} for entry, sums in out.items()}
+
+
+#: What is compared: a name, the accesses it sums over, and the column.
+SUMS = [
+    ("load sectors", ("global load",), "sectors"),
+    ("copy sectors", ("global copy",), "sectors"),
+    ("store sectors", ("global store",), "sectors"),
+    ("shared load passes", ("shared load", "ldmatrix"), "wavefronts"),
+    ("shared load conflicts", ("shared load", "ldmatrix"), "conflicts"),
+    ("shared store passes", ("shared store",), "wavefronts"),
+    ("shared store conflicts", ("shared store",), "conflicts"),
+    ("shared copy passes", ("shared copy",), "wavefronts"),
+    ("tensor instructions", ("mma",), "instructions"),
+]
