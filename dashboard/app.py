@@ -24,6 +24,7 @@ def main() -> None:
             screen("overview", "Overview", "dashboard", default=True),
             screen("memory", "Memory vs throughput", "memory"),
             screen("decode", "Paged decode", "auto_stories"),
+            screen("kernel", "Kernel", "developer_board"),
             screen("health", "Data health", "health_and_safety"),
         ]
     )

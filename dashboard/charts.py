@@ -1,8 +1,8 @@
 """Charts of throughput, and what all charts share. Pure: a prepared DataFrame in, an Altair chart out.
 
 A builder returns None when no row can be drawn, and the page says so in a sentence. *Measured* is a filled
-mark with a bar over the quartiles, *modelled* a dashed line or a thin tick, *counted* a hollow circle: the
-three never share a mark.
+mark with a bar over the quartiles, *modelled* a dashed line or a thin tick, *counted* a hollow circle or bar:
+the three never share a mark.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import streamlit as st
 
 from dashboard import rows
-from experiments import store
+from experiments import explain_store, store
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORDED = ROOT / "experiments" / "recorded"
@@ -206,6 +206,58 @@ def current_hashes() -> dict[str, str]:
         return dict(json.loads(answer.stdout))
     except (OSError, subprocess.SubprocessError, ValueError):
         return {}
+
+
+@dataclass(frozen=True)
+class Explained:
+    """One explanation of a kernel: its document, and whether the kernel has changed since (None: unknown)."""
+
+    path: Path
+    origin: str
+    document: dict
+    stale: bool | None
+
+
+def explanations() -> tuple[list[Explained], list[tuple[str, str]]]:
+    """The reader's explanations, newest first, then recorded ones; and (file, reason) of unreadable ones."""
+    found: list[Explained] = []
+    unreadable: list[tuple[str, str]] = []
+    seen: set[Path] = set()
+    for root, origin in ((runs_root(), MINE), (RECORDED, SHIPPED)):
+        paths = [path for path in explain_store.find([root]) if path.resolve() not in seen]
+        seen.update(path.resolve() for path in paths)
+        states = [(path, *_stamp(path)) for path in paths]
+        for path, changed, size in sorted(states, key=lambda state: -state[1]) if origin == MINE else states:
+            document, reason = _read_explanation(str(path), changed, size)
+            if document is None:
+                unreadable.append((short(path), reason.removeprefix(f"{path}: ")))
+            else:
+                found.append(Explained(path, origin, document, _stale(document)))
+    return found, unreadable
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    try:
+        info = path.stat()
+    except OSError:  # gone since it was found; reading says so
+        return 0, 0
+    return info.st_mtime_ns, info.st_size
+
+
+@st.cache_data(max_entries=64, show_spinner=False)
+def _read_explanation(path: str, changed: int, size: int) -> tuple[dict | None, str]:
+    try:
+        return explain_store.read(Path(path)), ""
+    except store.StoreError as error:
+        return None, str(error)
+
+
+def _stale(document: dict) -> bool | None:
+    hashes = current_hashes()
+    if not hashes:
+        return None
+    one = pd.DataFrame([{name: document[name] for name in ("kernel", "source_hash")}])
+    return bool(store.stale(one, hashes).iloc[0])
 
 
 def _describe(state: tuple[tuple[str, int, int], ...]) -> pd.DataFrame:

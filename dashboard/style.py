@@ -13,6 +13,8 @@ BLUE, VERMILLION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
 ORANGE, SKY, OLIVE, SLATE = "#E69F00", "#56B4E9", "#8A6D00", "#5F6B76"
 FAINT = "#B8C1CA"
 INK = "#1F2933"
+# Read as well on a light page as on a dark one.
+MUTED, GRID = "#6E7A86", "rgba(128, 140, 152, 0.2)"
 
 # The toolkit's own kernels are circles and squares; libraries it is compared with are triangles and diamonds.
 KERNELS = {
@@ -167,20 +169,20 @@ def title(words: str, kind: str) -> alt.TitleParams:
         fontSize=16,
         fontWeight=600,
         subtitleFontSize=12.5,
-        subtitleColor=SLATE,
+        subtitleColor=MUTED,
         offset=14,
         subtitlePadding=5,
     )
 
 
 AXIS = {
-    "gridColor": "#EEF1F4",
+    "gridColor": GRID,
     "domainColor": FAINT,
     "tickColor": FAINT,
     "labelFontSize": 12,
     "titleFontSize": 12,
     "titleFontWeight": "normal",
-    "titleColor": SLATE,
+    "titleColor": MUTED,
     "titlePadding": 10,
     "labelLimit": 330,
 }
@@ -188,7 +190,7 @@ LEGEND = {
     "labelFontSize": 12,
     "titleFontSize": 12,
     "titleFontWeight": "normal",
-    "titleColor": SLATE,
+    "titleColor": MUTED,
     "symbolSize": 90,
     "symbolOpacity": 1,
     "labelLimit": 320,

@@ -160,22 +160,31 @@ def show(chart, frame: pd.DataFrame, key: str, missing: str) -> None:
     missing : str
         The sentence to show when there is no chart.
     """
-    if chart is None:
-        st.info(missing)
-    else:
-        words, drawn = chart.description, chart.copy(deep=False)
-        drawn.description = alt.Undefined  # Streamlit takes the description as an argument, once
-        st.altair_chart(drawn, key=f"chart-{key}", alt=words)
+    draw(chart, key, missing)
     if frame.empty:
         return
     notes = _notes(frame)
     if notes:
         st.caption(notes)
+    behind(table(frame), key, commands(frame))
+
+
+def draw(chart, key: str, missing: str) -> None:
+    """A chart with its description for screen readers, or the sentence that says why there is none."""
+    if chart is None:
+        st.info(missing)
+        return
+    words, drawn = chart.description, chart.copy(deep=False)
+    drawn.description = alt.Undefined  # Streamlit takes the description as an argument, once
+    st.altair_chart(drawn, key=f"chart-{key}", alt=words)
+
+
+def behind(view: pd.DataFrame, key: str, made_by: list[str]) -> None:
+    """What stands behind a chart: a table, a CSV and the commands that make it again."""
     with st.expander(
-        f"Table ({some(len(frame), 'row')}), CSV, and the command that makes it again",
+        f"Table ({some(len(view), 'row')}), CSV, and the command that makes it again",
         icon=":material/table:",
     ):
-        view = table(frame)
         st.dataframe(view, hide_index=True, key=f"table-{key}", alt=f"The {len(view)} rows behind the chart.")
         left, right = st.columns([1, 3], vertical_alignment="top")
         left.download_button(
@@ -187,7 +196,7 @@ def show(chart, frame: pd.DataFrame, key: str, missing: str) -> None:
             icon=":material/download:",
             on_click="ignore",
         )
-        right.code("\n".join(commands(frame)), language="bash")
+        right.code("\n".join(made_by), language="bash")
 
 
 def _notes(frame: pd.DataFrame) -> str:

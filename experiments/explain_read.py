@@ -5,6 +5,7 @@ Imports no kernel.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -62,6 +63,12 @@ def source_line(document: Mapping[str, Any], site: Site) -> str:
 def place(site: Site, column: bool = False) -> str:
     """ "flash.cu:71", or with the column "flash.cu:71:5"."""
     return f"{site['file'].rsplit('/', 1)[-1]}:{site['line']}" + (f":{site['column']}" if column else "")
+
+
+def places(sites: list[Any]) -> list[str]:
+    """Where each site is; its column too where its line has several with that access."""
+    count = Counter((place(site), site["access"]) for site in sites)
+    return [place(site, count[place(site), site["access"]] > 1) for site in sites]
 
 
 def cell(site: Site, name: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import textwrap
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -21,6 +20,7 @@ from experiments.explain_read import (
     merged,
     notes,
     place,
+    places,
     sentences,
     source_line,
 )
@@ -93,17 +93,15 @@ def call_sites(document: Mapping[str, Any]) -> Iterable[Table | str]:
 
 
 def _site_table(document: Mapping[str, Any], title: str, sites: list[dict[str, Any]], columns) -> Table:
-    """One row a call site; its column in the source only where its line has several of a kind."""
+    """One row a call site."""
     table = new_table(title)
     for head in ("where", "access"):
         table.add_column(head, no_wrap=True)
     for name in columns:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("source", overflow="fold")
-    count = Counter((place(site), site["access"]) for site in sites)
-    for site in sites:
-        several = count[place(site), site["access"]] > 1
-        table.add_row(escape(place(site, several)), site["access"], *(cell(site, name) for name in columns),
+    for where, site in zip(places(sites), sites):
+        table.add_row(escape(where), site["access"], *(cell(site, name) for name in columns),
                       escape(textwrap.shorten(source_line(document, site), SOURCE, placeholder=" …")))
     return table
 

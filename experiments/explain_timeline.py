@@ -24,7 +24,8 @@ QUANTITIES = {
     "bytes_stored": ("stored to global", "B"),
 }
 LONGEST = 4  # steps of a pattern that is looked for, as in a loop with so many barriers
-INK = "#0072B2"
+BLUE, PALE, INK = "#0072B2", "#E8F1F8", "#1F2933"
+ENDS = ("#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#8A6D00", "#D55E00", "#5F6B76")
 # 4096 → 4K, 4224 → 4.13K, 100 → 100, and nothing where nothing was done.
 SHORT = "AMOUNT >= 1024 ? format(AMOUNT / 1024, '.3~g') + 'K' : AMOUNT > 0 ? format(AMOUNT, 'd') : ''"
 
@@ -136,7 +137,10 @@ def lines(steps: Iterable[Step]) -> list[str]:
 
 
 def chart(steps: Iterable[Step], launch: int) -> alt.VConcatChart | None:
-    """One launch: a panel a quantity, a row a warp, a column a step; darker is nearer the panel's largest."""
+    """One launch: a panel a quantity, a row a warp, a column a step; darker is nearer the panel's largest.
+
+    The last panel says what ended each step.
+    """
     mine = [step for step in steps if step["launch"] == launch]
     present = [name for name in QUANTITIES if any(step[name] for step in mine)]
     if not present:
@@ -145,27 +149,47 @@ def chart(steps: Iterable[Step], launch: int) -> alt.VConcatChart | None:
                                    **{name: step[name] for name in present}} for step in mine])
     wide = min(64, max(6, 900 // (1 + max(step["step"] for step in mine))))
     panels = [_panel(data, name, max(step[name] for step in mine), wide) for name in present]
-    return alt.vconcat(*panels, spacing=14)
+    return alt.vconcat(*panels, _ends(data, mine, wide), spacing=10).resolve_scale(
+        color="independent")
+
+
+def _grid(chart, wide: int, words: str, last: bool = False):
+    """Warps by steps; only the last panel has the steps' numbers, which hold for all."""
+    flat = {"domain": False, "ticks": False, "grid": False}
+    x = alt.Axis(**flat, labelAngle=0, labelOverlap=True, labels=last)
+    return chart.properties(
+        width=alt.Step(wide), height=alt.Step(20),
+        title=alt.TitleParams(words, anchor="start", fontSize=12, offset=4),
+    ).encode(
+        x=alt.X("step:O", title="step" if last else None, axis=x),
+        y=alt.Y("warp:O", title="warp", axis=alt.Axis(**flat)),
+    )
 
 
 def _panel(data: alt.InlineData, name: str, top: int, wide: int) -> alt.LayerChart:
     """A quantity's steps; numbers are written where there is room."""
-    words, unit = QUANTITIES[name]
-    flat = alt.Axis(domain=False, ticks=False, grid=False, labelAngle=0, labelOverlap=True)
-    base = alt.Chart(data, width=alt.Step(wide), height=alt.Step(22)).encode(
-        x=alt.X("step:O", title="step", axis=flat), y=alt.Y("warp:O", title="warp", axis=flat),
-        tooltip=[alt.Tooltip("warp:O"), alt.Tooltip("step:O"),
-                 alt.Tooltip(f"{name}:Q", title=f"{words}, {unit}", format=","),
-                 alt.Tooltip("end:N", title="ended by")],
-    )
-    shade = alt.Opacity(f"{name}:Q", scale=alt.Scale(domain=[0, top], range=[0.06, 0.85]), legend=None)
-    layers = [base.mark_rect(color=INK, stroke="white", strokeWidth=1).encode(opacity=shade)]
+    words, base = ", ".join(QUANTITIES[name]), alt.Chart()
+    tell = [alt.Tooltip("warp:O"), alt.Tooltip("step:O"), alt.Tooltip(f"{name}:Q", title=words, format=","),
+            alt.Tooltip("end:N", title="ended by")]
+    # NOTE: from pale to dark on any page, light or dark, so that the numbers can be read in every cell.
+    shade = alt.Color(f"{name}:Q", scale=alt.Scale(domain=[0, top], range=[PALE, BLUE]), legend=None)
+    layers = [base.mark_rect().encode(color=shade, tooltip=tell)]
     if wide >= 44:
-        dark = alt.condition(f"datum.{name} > {top / 2}", alt.value("white"), alt.value("#5F6B76"))
+        ink = alt.condition(f"datum.{name} > {0.6 * top}", alt.value("white"), alt.value(INK))
         layers.append(base.transform_calculate(short=SHORT.replace("AMOUNT", f"datum.{name}"))
-                      .mark_text(fontSize=11).encode(text="short:N", color=dark))
-    return alt.layer(*layers).properties(
-        title=alt.TitleParams(f"{words}, {unit}", anchor="start", fontSize=12))
+                      .mark_text(fontSize=11).encode(text="short:N", color=ink))
+    return _grid(alt.layer(*layers, data=data), wide, words)
+
+
+def _ends(data: alt.InlineData, mine: list[Step], wide: int) -> alt.Chart:
+    """What ended each step, a colour a place."""
+    places = list(dict.fromkeys(ending(step) for step in mine))
+    scale = alt.Scale(domain=places, range=[ENDS[i % len(ENDS)] for i in range(len(places))])
+    legend = alt.Legend(title="ended by", orient="bottom", direction="vertical", symbolType="square",
+                        symbolLimit=0, labelLimit=0)
+    return _grid(alt.Chart(data).mark_rect(opacity=0.8), wide, "what ended the step", last=True).encode(
+        color=alt.Color("end:N", scale=scale, legend=legend),
+        tooltip=[alt.Tooltip("warp:O"), alt.Tooltip("step:O"), alt.Tooltip("end:N", title="ended by")])
 
 
 def alike(steps: Iterable[Step]) -> dict[int, tuple[int, ...]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -10,12 +9,11 @@ from pathlib import Path
 
 import dashboard_rows as made
 import pytest
-from streamlit.testing.v1 import AppTest
+from dashboard_pages import APP, opener, words
 
 from dashboard import data
 from experiments import store
 
-APP = Path(data.__file__).with_name("app.py")
 PAGES = ("overview", "memory", "decode", "health")
 
 
@@ -29,31 +27,8 @@ def recorded(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def open_page(tmp_path, monkeypatch):
-    """Runs one page on the given folders and returns the app; an exception on the page fails the test."""
-    monkeypatch.setattr(data, "current_hashes", dict)
-
-    def run(page: str, runs: Path | None = None, shipped: Path | None = None, **query) -> AppTest:
-        monkeypatch.setenv(data.RUNS_VARIABLE, str(runs or tmp_path / "none"))
-        monkeypatch.setattr(data, "RECORDED", shipped or tmp_path / "none")
-        data._load.clear()
-        app = AppTest.from_file(str(APP), default_timeout=30)
-        for name, value in query.items():
-            app.query_params[name] = value
-        if page != "overview":
-            app.switch_page(f"screens/{page}.py")  # before the first run, as a link to a page does
-        app.run()
-        assert not app.exception, app.exception
-        return app
-
-    return run
-
-
-def specs(app: AppTest) -> list[dict]:
-    return [json.loads(chart.proto.spec) for chart in app.get("vega_lite_chart")]
-
-
-def words(app: AppTest) -> list[str]:
-    return [spec["title"]["text"] for spec in specs(app)]
+    """Runs one page on the given folders; see `dashboard_pages.opener`."""
+    return opener(tmp_path, monkeypatch)
 
 
 def test_overview_shows_each_family_with_its_unit(open_page, recorded):
