@@ -46,7 +46,7 @@ class CpuMachine:
         Steps (loads, atomics and waits) after which a block is taken to wait forever. Default:
         $CUATTN_CPU_STEP_LIMIT, else 2³⁰.
     races : bool, optional
-        Whether to look for races in shared memory, which takes up to four times as long; `machine.races` may be
+        Whether to look for races in shared memory, which takes up to twice as long; `machine.races` may be
         changed at any time. Default: $CUATTN_CPU_RACES (0 or 1), else not.
 
     Raises
@@ -58,8 +58,8 @@ class CpuMachine:
     name = "cpu"
     xp = np
 
-    def __init__(self, order="forward", seed=0, async_copies="late", resident=1, workers=None, step_limit=None,
-                 races=None):
+    def __init__(self, order="forward", seed=0, async_copies="late", resident=1, workers=None,
+                 step_limit=None, races=None):
         self.schedule_now = Schedule(order, seed, async_copies, resident)
         self.races = _flag("CUATTN_CPU_RACES") if races is None else bool(races)
         self.trace: Trace | None = None  # what `tracing` fills
@@ -249,7 +249,8 @@ class CpuMachine:
         for _, payload in replies:
             self.counters += Counters(*struct.unpack_from(f"<{cpu_child.COUNTERS}Q", payload))
         if self.trace:
-            self.trace.add(request["entry"], [json.loads(part[8 * cpu_child.COUNTERS:]) for _, part in replies])
+            parts = [json.loads(payload[8 * cpu_child.COUNTERS:]) for _, payload in replies]
+            self.trace.add(request["entry"], parts)
 
     def _start(self, count: int) -> None:
         """Makes sure that `count` children run."""

@@ -52,7 +52,8 @@ class Trace(ctypes.Structure):
 
     @classmethod
     def of_block(cls, block):
-        return cls((SiteRow * TRACED_SITES)(), (StepRow * TRACED_STEPS)(), TRACED_SITES, TRACED_STEPS, 0, 0, block)
+        sites, steps = (SiteRow * TRACED_SITES)(), (StepRow * TRACED_STEPS)()
+        return cls(sites, steps, TRACED_SITES, TRACED_STEPS, 0, 0, block)
 
     def as_json(self):
         sites = [(s.file.decode(), s.line, s.column, s.access, *s.counts)

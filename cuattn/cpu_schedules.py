@@ -33,8 +33,8 @@ class Schedule:
     async_copies : {"late", "eager"}
         At the last legal moment (when their thread waits for them), or when they are issued.
     resident : int
-        Blocks in flight, at most 32. Above 1 they take turns at atomics and fences, and other blocks see a global
-        store only after a fence, or when its block has ended.
+        Blocks in flight, at most 32. Above 1 they take turns at atomics and fences, and other blocks see a
+        global store only after a fence, or when its block has ended.
     """
 
     order: str = "forward"

@@ -1,7 +1,7 @@
 """What a launch did on the CPU machine, by call site, and one block's steps from barrier to barrier.
 
-The machine counts in `kernels_cu/simt/trace.h`. Every number here is counted: it depends on the kernel, its plan
-and its inputs alone, never on time.
+The machine counts in `kernels_cu/simt/trace.h`. Every number here is counted: it depends on the kernel, its
+plan and its inputs alone, never on time.
 """
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ STEP_COLUMNS = {
 class SiteCount:
     """One call site in one launch. `ACCESSES` and `COLUMNS` say what is counted and in which unit.
 
-    `launch` numbers the launches of the trace; `file` is relative to `kernels_cu`, or a path outside it; `first`
-    and `end` are the range of shared memory touched, in bytes (0, 0 for global memory).
+    `launch` numbers the launches of the trace; `file` is relative to `kernels_cu`, or a path outside it;
+    `first` and `end` are the range of shared memory touched, in bytes (0, 0 for global memory).
     """
 
     launch: int

@@ -1,12 +1,12 @@
-"""What each kernel moves, pinned: a change of these numbers is a change of the kernel, or of how it is counted."""
+"""What each kernel moves, pinned: another number is another kernel, or another way of counting."""
 from __future__ import annotations
 
 import pytest
 from traffic_cases import CASES, summary
 
-#: Of each entry, in the order of traffic_cases.SUMS: sectors loaded, copied and stored, passes and conflicts of shared
-#: loads and of shared stores, passes of copies, tensor instructions. The conflicts of `paged` are its warps' states,
-#: whose rows of D floats start in one bank.
+#: Of each entry, in the order of traffic_cases.SUMS: sectors loaded, copied and stored, passes and conflicts of
+#: shared loads and of shared stores, passes of copies, tensor instructions. The conflicts of `paged` are its
+#: warps' states, whose rows of D floats start in one bank.
 PINNED = {
     "flash": {"flash": (0, 36768, 5026, 47280, 0, 1536, 0, 10752, 36864)},
     "flash causal": {"flash": (0, 31840, 5026, 37040, 0, 1536, 0, 8704, 28672)},

@@ -63,7 +63,8 @@ def test_sectors_of_a_load(machine, numbers, first, stride, lanes, sectors):
 def test_sectors_of_wide_loads_and_of_several_warps_and_blocks(machine, numbers):
     vectors = numbers.view(np.uint8)
     for lanes, instructions, sectors in ((64, 2, 32), (33, 2, 17), (32, 1, 16)):
-        site = trace(machine, "load16", block=64, grid=3, g_in=vectors, first=0, stride=1, lanes=lanes)[0]["global load"]
+        sites, _ = trace(machine, "load16", block=64, grid=3, g_in=vectors, first=0, stride=1, lanes=lanes)
+        site = sites["global load"]
         assert (site.instructions, site.sectors) == (3 * instructions, 3 * sectors)
         assert site.bytes == 3 * 16 * lanes
 

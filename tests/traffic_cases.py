@@ -1,4 +1,4 @@
-"""Kernels and shapes whose traffic is pinned. Every constant is given, so that any machine runs the same plan."""
+"""Kernels and shapes whose traffic is pinned. Every constant is given, so that any machine has the same plan."""
 from __future__ import annotations
 
 from collections import Counter
@@ -15,7 +15,8 @@ FLASH = {"block_m": 128, "block_n": 64, "warps": 4}
 
 def _arrays(machine, *shapes):
     rng = np.random.default_rng(7)
-    return [machine.upload(rng.standard_normal(shape, dtype=np.float32).astype("bfloat16")) for shape in shapes]
+    arrays = [rng.standard_normal(shape, dtype=np.float32) for shape in shapes]
+    return [machine.upload(array.astype("bfloat16")) for array in arrays]
 
 
 def _decode(machine, lengths, splits) -> Planned:

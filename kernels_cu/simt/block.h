@@ -118,7 +118,8 @@ SIMT_INLINE void arrive(Barrier& barrier, int expected, bool only_arrive, Site s
   barrier.expected = expected;
   if (machine.watched) [[unlikely]]
     watch_arrival(barrier, site);
-  if (++barrier.arrived == (expected ? expected : machine.block->live)) return complete(barrier, !only_arrive);
+  if (++barrier.arrived == (expected ? expected : machine.block->live))
+    return complete(barrier, !only_arrive);
   if (only_arrive) return;
   Warp* warp = current->warp;
   barrier.waiting_slots[warp - machine.block->warp] |= current->slot_bit;

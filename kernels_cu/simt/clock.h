@@ -1,12 +1,13 @@
-// clock: which accesses of a block's threads are ordered, as vector clocks (Mattern 1989; FastTrack, Flanagan &
-// Freund 2009).
+// clock: which accesses of a block's threads are ordered, as vector clocks (Mattern 1989; FastTrack, Flanagan
+// & Freund 2009).
 //
-// A thread stamps what it does with its own clock, which ticks whenever others may come to know of it. Thread t
-// knows u up to the clock that reached it through barriers, __syncwarp, and fences around atomics; an access of
-// u with a later stamp is not ordered before t. Shuffles and votes order no memory, on the device too.
+// A thread stamps what it does with its own clock, which ticks whenever others may come to know of it. Thread
+// t knows u up to the clock that reached it through barriers, __syncwarp, and fences around atomics; an
+// access of u with a later stamp is not ordered before t. Shuffles and votes order no memory, on the device
+// too.
 //
-// When all threads of a block meet, everything before is ordered for everybody: the epoch moves on, and what is
-// known of each other starts from nothing.
+// When all threads of a block meet, everything before is ordered for everybody: the epoch moves on, and what
+// is known of each other starts from nothing.
 #pragma once
 #include "state.h"
 
@@ -26,7 +27,8 @@ struct Clocks {
   int threads;
   uint32_t epoch;
   uint32_t* own;
-  Known *row, *fenced, *heard;  // of each thread: what it knows; knew at its last fence; atomics told it since
+  Known *row, *fenced,
+      *heard;  // of each thread: what it knows; knew at its last fence; atomics told it since
   Known barrier[BARRIERS], scratch;
   SyncAddress* addresses;
   int address_count, address_capacity;
@@ -69,8 +71,10 @@ inline void free_clocks(Clocks* c) {
 
 /// The clocks of a place in this epoch.
 inline uint32_t* now(Clocks& c, Known& k) {
-  if (!k.clock) k.clock = static_cast<uint32_t*>(zeroed(c.threads * sizeof(uint32_t)));
-  else if (k.epoch != c.epoch) memset(k.clock, 0, c.threads * sizeof(uint32_t));
+  if (!k.clock)
+    k.clock = static_cast<uint32_t*>(zeroed(c.threads * sizeof(uint32_t)));
+  else if (k.epoch != c.epoch)
+    memset(k.clock, 0, c.threads * sizeof(uint32_t));
   k.epoch = c.epoch;
   return k.clock;
 }
@@ -96,8 +100,10 @@ inline void meet_all(Clocks& c) { ++c.epoch; }
 /// These lanes of a warp have met in __syncwarp.
 inline void meet_lanes(Clocks& c, int warp, uint32_t lanes) {
   c.scratch.epoch = 0;
-  for (uint32_t left = lanes; left; left &= left - 1) release(c, warp * LANES + __builtin_ctz(left), c.scratch);
-  for (uint32_t left = lanes; left; left &= left - 1) acquire(c, warp * LANES + __builtin_ctz(left), c.scratch);
+  for (uint32_t left = lanes; left; left &= left - 1)
+    release(c, warp * LANES + __builtin_ctz(left), c.scratch);
+  for (uint32_t left = lanes; left; left &= left - 1)
+    acquire(c, warp * LANES + __builtin_ctz(left), c.scratch);
 }
 
 /// The lanes of a warp whose accesses up to `clock` are ordered before what thread t does now.
@@ -105,8 +111,7 @@ inline uint32_t ordered_lanes(Clocks& c, int t, int warp, uint32_t clock) {
   uint32_t lanes = warp == t / LANES ? 1u << t % LANES : 0u;
   const Known& row = c.row[t];
   if (!row.clock || row.epoch != c.epoch) return lanes;
-  for (int lane = 0; lane < LANES; ++lane)
-    lanes |= uint32_t(row.clock[warp * LANES + lane] >= clock) << lane;
+  for (int lane = 0; lane < LANES; ++lane) lanes |= uint32_t(row.clock[warp * LANES + lane] >= clock) << lane;
   return lanes;
 }
 inline bool is_ordered(Clocks& c, int t, int before, uint32_t clock) {

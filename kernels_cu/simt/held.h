@@ -1,6 +1,6 @@
-// held: global stores that other blocks cannot see yet. With several blocks in flight a store stays with its block
-// until a __threadfence orders it, or the block ends; so a block that forgot the fence is caught reading what was
-// there before.
+// held: global stores that other blocks cannot see yet. With several blocks in flight a store stays with its
+// block until a __threadfence orders it, or the block ends; so a block that forgot the fence is caught
+// reading what was there before.
 //
 // A fence of thread t publishes what t stored and what is ordered before t (clock.h), as on the device.
 #pragma once
@@ -9,8 +9,8 @@
 namespace simt {
 
 struct HeldStore {
-  uint64_t chunk;  // address / 16
-  uint16_t bytes;  // which of the 16
+  uint64_t chunk;     // address / 16
+  uint16_t bytes;     // which of the 16
   int thread, older;  // older: the one before it in the same bucket
   uint32_t epoch, clock;
   char data[16];
@@ -31,15 +31,13 @@ inline void free_held(HeldStores* h) {
   if (h) free(h->items), free(h);
 }
 
-inline int& bucket(HeldStores& h, uint64_t chunk) {
-  return h.newest[(chunk * 0x9e3779b97f4a7c15ull) >> 52];
-}
+inline int& bucket(HeldStores& h, uint64_t chunk) { return h.newest[(chunk * 0x9e3779b97f4a7c15ull) >> 52]; }
 inline char* behind(uint64_t address) {
   return reinterpret_cast<char*>(address + machine.launch.window_to_memory);
 }
 
-/// Calls use(chunk, mask of the 16 bytes, pointer to the chunk's first byte relative to data) for each chunk of
-/// an access.
+/// Calls use(chunk, mask of the 16 bytes, pointer to the chunk's first byte relative to data) for each chunk
+/// of an access.
 template <class Use> inline void for_chunks(uint64_t address, size_t bytes, Use use) {
   for (uint64_t at = address, end = address + bytes; at < end;) {
     uint64_t in = at % 16, n = 16 - in < end - at ? 16 - in : end - at;

@@ -103,8 +103,8 @@ inline void fence_block(Site site = Site::here()) {
 
 // ---- shared memory
 
-// NOTE: a kernel sees its shared memory in a window that is reserved and never mapped, so that it reaches the bytes
-// only through these functions.
+// NOTE: a kernel sees its shared memory in a window that is reserved and never mapped, so that it reaches the
+// bytes only through these functions.
 
 /// The block's shared memory, 1024-byte aligned and full of NaN when the block starts.
 SIMT_INLINE void* shared_base() { return machine.shared_window; }
@@ -113,7 +113,8 @@ SIMT_INLINE uint64_t shared_offset(const void* p) {
   return static_cast<uint64_t>(static_cast<const char*>(p) - machine.shared_window);
 }
 
-[[noreturn]] SIMT_COLD void fail_shared(const void* p, size_t bytes, size_t alignment, Touch touch, Site site) {
+[[noreturn]] SIMT_COLD void fail_shared(const void* p, size_t bytes, size_t alignment, Touch touch,
+                                        Site site) {
   long long offset = static_cast<long long>(shared_offset(p));
   if (reinterpret_cast<uintptr_t>(p) & (alignment - 1))
     fail(site, "misaligned %s of %zu bytes at byte %lld of shared memory", touch_name(touch), bytes, offset);

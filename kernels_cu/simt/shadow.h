@@ -1,9 +1,9 @@
-// shadow: races in shared memory. Two accesses to a byte, one of them a write, must be ordered (clock.h); if they
-// are not, the launch ends with both places and what is missing between them.
+// shadow: races in shared memory. Two accesses to a byte, one of them a write, must be ordered (clock.h); if
+// they are not, the launch ends with both places and what is missing between them.
 //
-// Each 16 bytes of shared memory carry the accesses that a later one can still race with: the last write of every
-// byte, and the reads since. A cp.async belongs to its thread and is unordered with everything from its issue to
-// its wait, also with the thread's own accesses.
+// Each 16 bytes of shared memory carry the accesses that a later one can still race with: the last write of
+// every byte, and the reads since. A cp.async belongs to its thread and is unordered with everything from its
+// issue to its wait, also with the thread's own accesses.
 #pragma once
 #include "clock.h"
 
@@ -59,9 +59,9 @@ SIMT_COLD const char* touch_name(Touch touch) {
   machine.report->race = 1;
   say("%s: race in shared memory, bytes %zu to %zu: %s%s by thread (%u,%u,%u) at %s:%d and %s%s by thread "
       "(%u,%u,%u) at %s:%d",
-      machine.launch.kernel, first, last, touch == Touch::copy ? "cp.async " : "", touch_name(touch), t.x, t.y,
-      t.z, site.name(), site.line, before.touch == Touch::copy ? "cp.async " : "", touch_name(before.touch), u.x,
-      u.y, u.z, before.site.name(), before.site.line);
+      machine.launch.kernel, first, last, touch == Touch::copy ? "cp.async " : "", touch_name(touch), t.x,
+      t.y, t.z, site.name(), site.line, before.touch == Touch::copy ? "cp.async " : "",
+      touch_name(before.touch), u.x, u.y, u.z, before.site.name(), before.site.line);
   say(" of block (%u,%u,%u); missing: ", b.x, b.y, b.z);
   const char* barrier = before.warp == me / LANES ? "a __syncwarp or a barrier" : "a barrier that both reach";
   if (before.pending && other == me)
@@ -94,7 +94,8 @@ inline void touch_chunk(size_t index, uint16_t bytes, Touch touch, Site site) {
     Access16 a = chunk.items[i];
     bool drop = false;
     if (a.bytes & bytes) {
-      bool conflict = (writes || a.touch != Touch::read) && !(touch == Touch::atomic && a.touch == Touch::atomic);
+      bool conflict =
+          (writes || a.touch != Touch::read) && !(touch == Touch::atomic && a.touch == Touch::atomic);
       if (a.pending) report_race(a, a.lanes, index, bytes, touch, site);
       if (conflict) {
         if (uint32_t unordered = a.lanes & ~ordered_lanes(clocks, me, a.warp, a.clock)) [[unlikely]]

@@ -85,7 +85,7 @@ struct Launch {
   uint64_t window, window_bytes;  // device addresses: reserved, never mapped
   int64_t window_to_memory;       // added to a device address to reach the memory behind it
   Resources* resources;
-  uint64_t step_limit;  // steps a block may take; a step is a load, an atomic or a wait
+  uint64_t step_limit;             // steps a block may take; a step is a load, an atomic or a wait
   const uint32_t* argument_bytes;  // of each argument that came
   int32_t argument_count;
   int32_t resident;  // blocks in flight; above 1 they take turns, and their global stores are held back
@@ -128,23 +128,23 @@ struct Fiber {
 };
 
 /// What a call site does. Mirrored by cuattn/cpu_trace.py, which says what is counted of each.
+// clang-format off
 enum class Access : int {
   global_load, global_store, global_copy, global_atomic,
   shared_load, shared_store, shared_copy, shared_atomic, ldmatrix,
   mma, shuffle, vote, warp_barrier, block_barrier, named_barrier, fence, copy_commit, copy_wait, exit
 };
+// clang-format on
 constexpr bool is_global(Access a) { return a <= Access::global_atomic; }
 constexpr bool is_shared(Access a) { return a >= Access::shared_load && a <= Access::ldmatrix; }
 
 /// A call in which lanes meet, as messages name it.
 SIMT_COLD const char* call_name(Access call) {
-  switch (call) {
-    case Access::ldmatrix: return "ldmatrix";
-    case Access::mma: return "mma.sync";
-    case Access::shuffle: return "a shuffle";
-    case Access::vote: return "a ballot";
-    default: return "__syncwarp";
-  }
+  return call == Access::ldmatrix  ? "ldmatrix"
+         : call == Access::mma     ? "mma.sync"
+         : call == Access::shuffle ? "a shuffle"
+         : call == Access::vote    ? "a ballot"
+                                   : "__syncwarp";
 }
 
 /// Lanes of a warp that meet in one call. Arguments lie on the lanes' own stacks, which stand still while
@@ -206,11 +206,11 @@ struct Machine {
   Launch launch;
   Counters counters;
   Report* report;
-  Block* block;          // the one that runs
-  Block* blocks;         // as many as may be in flight
-  char* shared;          // its shared memory, which it sees at shared_window
+  Block* blocks;  // as many as may be in flight
+  Block* block;   // the one that runs
+  char* shared;   // its shared memory, which it sees at shared_window
   char* shared_window;
-  bool watched;          // somebody asked for races, for traffic, or for several blocks in flight
+  bool watched;               // somebody asked for races, for traffic, or for several blocks in flight
   uint3 block_dim, grid_dim;  // not dim3, whose ones would put the whole machine into the file
   void* main_stack_pointer;
   void (*entry)(void*);

@@ -1,8 +1,8 @@
-// trace: what a launch does, by call site: instructions, bytes, 32-byte sectors of global memory, passes through
-// the banks of shared memory; and one block's steps from barrier to barrier.
+// trace: what a launch does, by call site: instructions, bytes, 32-byte sectors of global memory, passes
+// through the banks of shared memory; and one block's steps from barrier to barrier.
 //
-// A GPU issues an instruction for a warp, here each lane comes alone. Lanes belong to one instruction if they make
-// the same visit to a call site since their warp last met as a whole.
+// A GPU issues an instruction for a warp, here each lane comes alone. Lanes belong to one instruction if they
+// make the same visit to a call site since their warp last met as a whole.
 #pragma once
 #include "clock.h"
 
@@ -64,8 +64,7 @@ inline void free_traffic(Traffic* t) {
 SIMT_COLD int find_site(Site site, Access access) {
   Trace& trace = *machine.launch.trace;
   static constinit uint16_t recent[256]{};
-  uint16_t& guess = recent[(reinterpret_cast<uintptr_t>(site.file) / 16 + site.line * 31u + site.column * 7u +
-                            unsigned(access)) % 256];
+  uint16_t& guess = recent[(site.line * 31u + site.column * 7u + unsigned(access)) % 256];
   auto fits = [&](int i) {
     const SiteRow& row = trace.sites[i];
     return row.line == site.line && row.column == int(site.column) && row.access == int(access) &&
@@ -91,13 +90,14 @@ inline int distinct(const uint64_t* values, int n) {
   return count;
 }
 
-/// The passes that lanes first…first + LANES / parts − 1 need: of the 32 banks, each gives one word a pass.
+/// The passes that `count` lanes from `first` on need: each of the 32 banks gives one word a pass.
 inline int bank_passes(const Instruction& in, int first, int count) {
   uint64_t words[LANES * 4];
   int n = 0;
   for (int lane = first; lane < first + count; ++lane)
     if (in.lanes >> lane & 1)
-      for (uint64_t w = in.address[lane] / 4; w <= (in.address[lane] + in.bytes[lane] - 1) / 4 && n < LANES * 4; ++w)
+      for (uint64_t w = in.address[lane] / 4;
+           w <= (in.address[lane] + in.bytes[lane] - 1) / 4 && n < LANES * 4; ++w)
         words[n++] = w;
   int load[32] = {}, most = 0;
   for (int i = 0; i < n; ++i) {
@@ -125,7 +125,8 @@ SIMT_COLD void count_instruction(SiteRow& row, const Instruction& in) {
       if (in.address[lane] + in.bytes[lane] > row.end) row.end = in.address[lane] + in.bytes[lane];
     } else {
       sectors[n++] = in.address[lane] / 32;
-      if (uint64_t last = (in.address[lane] + in.bytes[lane] - 1) / 32; last != sectors[n - 1]) sectors[n++] = last;
+      if (uint64_t last = (in.address[lane] + in.bytes[lane] - 1) / 32; last != sectors[n - 1])
+        sectors[n++] = last;
     }
   }
   if (is_global(Access(row.access))) row.sectors += distinct(sectors, n);
@@ -182,14 +183,11 @@ inline void close_instructions(Warp& warp) {
 SIMT_COLD void trace_lane(Site site, Access access, uint64_t address, int bytes) {
   add_lane(site, access, address, bytes);
   StepRow& step = warp_traffic(*current->warp).step;
-  switch (access) {
-    case Access::global_load: step.bytes_loaded += bytes; break;
-    case Access::global_copy: step.bytes_copied += bytes; break;
-    case Access::global_store: step.bytes_stored += bytes; break;
-    case Access::shared_load: case Access::ldmatrix: step.shared_loaded += bytes; break;
-    case Access::shared_store: case Access::shared_copy: step.shared_stored += bytes; break;
-    default: break;
-  }
+  if (access == Access::global_load) step.bytes_loaded += bytes;
+  if (access == Access::global_copy) step.bytes_copied += bytes;
+  if (access == Access::global_store) step.bytes_stored += bytes;
+  if (access == Access::shared_load || access == Access::ldmatrix) step.shared_loaded += bytes;
+  if (access == Access::shared_store || access == Access::shared_copy) step.shared_stored += bytes;
 }
 
 /// Lanes of a warp have met in a call.

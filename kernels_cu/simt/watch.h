@@ -1,5 +1,5 @@
-// watch: what the machine does besides running a kernel when somebody asked: races, traffic, several blocks in
-// flight. The functions are called where machine.watched holds, and only there.
+// watch: what the machine does besides running a kernel when somebody asked: races, traffic, several blocks
+// in flight. The functions are called where machine.watched holds, and only there.
 #pragma once
 #include "held.h"
 #include "shadow.h"
@@ -44,7 +44,8 @@ SIMT_COLD void watch_arrival(Barrier& barrier, Site site) {
   Block& block = *machine.block;
   bool named = &barrier != block.barrier;
   watch_call(named ? Access::named_barrier : Access::block_barrier, site);
-  if (block.clocks && named) release(*block.clocks, thread_number(), block.clocks->barrier[&barrier - block.barrier]);
+  if (block.clocks && named)
+    release(*block.clocks, thread_number(), block.clocks->barrier[&barrier - block.barrier]);
 }
 /// A barrier is complete; its waiting threads go on, and with them the running one if it `waits` too.
 SIMT_COLD void watch_barrier(Barrier& barrier, bool waits) {
@@ -64,7 +65,8 @@ SIMT_COLD void watch_barrier(Barrier& barrier, bool waits) {
       for (uint32_t left = met; left; left &= left - 1)
         acquire(*block.clocks, warp.id * LANES + __builtin_ctz(left),
                 block.clocks->barrier[&barrier - block.barrier]);
-    if (traced() && met && !(warp.live & ~met)) close_instructions(warp), end_step(warp, barrier.site, access);
+    if (traced() && met && !(warp.live & ~met))
+      close_instructions(warp), end_step(warp, barrier.site, access);
   }
   if (!block.clocks) return;
   if (everybody) meet_all(*block.clocks);

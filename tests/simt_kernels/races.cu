@@ -101,7 +101,8 @@ KERNEL(THREADS, 1) copy_over_readers(const float* g_in, float* g_out, int sync) 
   store_global(g_out + t, sum);
 }
 
-/// Warp 0 fills, warp 1 drains, in three steps with named barriers of their own; `full` and `empty` may be left out.
+/// Warp 0 fills, warp 1 drains, in three steps with named barriers of their own; `full` and `empty` may be left
+/// out.
 KERNEL(THREADS, 1) ring(const float* g_in, float* g_out, int full, int empty) {
   Words& s = dynamic_smem<Words>();
   int lane = lane_id();
@@ -178,9 +179,10 @@ KERNEL(THREADS, 1) early_exit(float* g_out) {
 
 // ---- between blocks: the last to arrive adds up what all have left
 
-/// `fence`: 0 none, 1 by every thread before the barrier, 2 by one thread after it. `reread`: the last arriver reads
-/// its own part back, in its place; otherwise it begins with the one it still has.
-KERNEL(THREADS, 1) last_arriver(const float* g_in, float* g_parts, int* g_count, float* g_out, int fence, int reread) {
+/// `fence`: 0 none, 1 by every thread before the barrier, 2 by one thread after it. `reread`: the last arriver
+/// reads its own part back, in its place; otherwise it begins with the one it still has.
+KERNEL(THREADS, 1)
+last_arriver(const float* g_in, float* g_parts, int* g_count, float* g_out, int fence, int reread) {
   struct Last {
     int is;
   };
