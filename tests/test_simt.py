@@ -4,34 +4,22 @@ from __future__ import annotations
 import mmap
 import os
 import threading
-from functools import lru_cache
-from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
+from simt_launch import kernel, values
 
-from cuattn.compile import build
 from cuattn.cpu import CpuMachine, Schedule, check_schedules
 from cuattn.cpu_arena import Arena, OutOfMemory
 
-KERNELS = Path(__file__).parent / "simt_kernels"
 ELEMENTS = {"bfloat16": np.dtype(ml_dtypes.bfloat16), "float16": np.dtype(np.float16)}
 
 
-@lru_cache
-def kernel(file, entry, element="bfloat16"):
-    return build(str(KERNELS / file), entry, {"Element": element} if file == "collectives.cu" else {}, "cpu")
-
-
 def launch(machine, entry, grid, block, smem, element="bfloat16", **args):
-    """Launches a kernel of collectives.cu; arrays become tensors, ints int32."""
-    flat = {name: v.reshape(-1) if isinstance(v, np.ndarray) else v for name, v in args.items()}
-    values = [
-        (name, machine.tensor(v) if isinstance(v, np.ndarray) else np.int32(v) if type(v) is int else v)
-        for name, v in flat.items()
-    ]
-    machine.launch(kernel("collectives.cu", entry, element), grid, block, smem, values)
+    """Launches a kernel of collectives.cu."""
+    built = kernel("collectives.cu", entry, Element=element)
+    machine.launch(built, grid, block, smem, values(machine, **args))
 
 
 @pytest.fixture(scope="module", params=["forward", "reverse", "shuffle"])

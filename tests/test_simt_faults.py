@@ -9,30 +9,21 @@ import sys
 import textwrap
 import threading
 import time
-from functools import lru_cache
-from pathlib import Path
 
 import numpy as np
 import pytest
+from simt_launch import KERNELS, kernel, line_of, values
 
 from cuattn.compile import build
 from cuattn.cpu import CpuMachine, ScheduleError, check_schedules
 from cuattn.machine import DeviceError
 
-SOURCE = Path(__file__).parent / "simt_kernels" / "faults.cu"
-
-
-@lru_cache
-def line_of(text: str) -> int:
-    """The number of the only line of faults.cu that holds the text."""
-    lines = [i for i, line in enumerate(SOURCE.read_text().splitlines(), 1) if text in line]
-    assert len(lines) == 1, (text, lines)
-    return lines[0]
+SOURCE = KERNELS / "faults.cu"
 
 
 @pytest.fixture(scope="module")
 def machine():
-    made = CpuMachine(workers=1, step_limit=1 << 22)
+    made = CpuMachine(workers=1, step_limit=1 << 22, races=False)  # what shows without looking for races
     yield made
     made.close()
 
@@ -43,13 +34,12 @@ def arrays(machine):
     return machine.upload(np.arange(128, dtype=np.float32)), machine.empty(64, np.float32)
 
 
+def line(text: str) -> int:
+    return line_of("faults.cu", text)
+
+
 def launch(machine, entry, grid=1, block=32, smem=0, **args):
-    flat = {name: v.reshape(-1) if isinstance(v, np.ndarray) else v for name, v in args.items()}
-    values = [
-        (name, machine.tensor(v) if isinstance(v, np.ndarray) else np.int32(v) if type(v) is int else v)
-        for name, v in flat.items()
-    ]
-    machine.launch(build(str(SOURCE), entry, {}, "cpu"), grid, block, smem, values)
+    machine.launch(kernel("faults.cu", entry), grid, block, smem, values(machine, **args))
 
 
 def message(machine, entry, **options) -> str:
@@ -106,10 +96,10 @@ def test_missing_barrier_before_an_overwrite_depends_on_the_schedule(machine, ar
 def test_divergent_barrier_names_both_lines(machine, arrays):
     text = message(machine, "divergent", block=64, g_out=arrays[1])
     assert "divergent __syncthreads: 32 threads wait in the one at" in text
-    assert f"faults.cu:{line_of('one of two')} " in text
-    assert text.endswith(f"faults.cu:{line_of('two of two')}")
+    assert f"faults.cu:{line('one of two')} " in text
+    assert text.endswith(f"faults.cu:{line('two of two')}")
     text = message(machine, "divergent_on_one_line", block=64, g_out=arrays[1])
-    assert "divergent __syncthreads" in text and text.count(f"faults.cu:{line_of('two calls')}") == 2
+    assert "divergent __syncthreads" in text and text.count(f"faults.cu:{line('two calls')}") == 2
 
 
 def test_half_warp_shuffle_with_a_full_mask(machine):
@@ -118,7 +108,7 @@ def test_half_warp_shuffle_with_a_full_mask(machine):
     assert "a thread exited while lanes 0000ffff of its warp wait for it in a shuffle (mask ffffffff)" in text
     text = message(machine, "half_warp_waits", g_out=out)
     assert "deadlock in block (0,0,0): every live thread waits" in text
-    some, others = line_of("half of them come"), line_of("the other half")
+    some, others = line("half of them come"), line("the other half")
     assert f"lanes 0000ffff wait at faults.cu:{some} in a shuffle for lanes ffff0000" in text
     assert f"lanes ffff0000 wait at faults.cu:{others} in __syncthreads, which has 16 of 32 threads" in text
 
@@ -139,12 +129,12 @@ def test_misuse_of_collectives(machine, entry, text):
 
 def test_out_of_bounds_names_buffer_offset_thread_and_line(machine):
     x, out = machine.empty(160, np.float32), machine.empty(128, np.float32)
-    line = line_of("load_global(g_in + at + threadIdx.x)")
+    at = line("load_global(g_in + at + threadIdx.x)")
     launch(machine, "read_past_end", g_in=x, g_out=out, at=8)
     text = message(machine, "read_past_end", g_in=x, g_out=out, at=35)
     assert text == (
         "read_past_end: read of 16 bytes at byte 640 of g_in, which has 640; "
-        f"thread (5,0,0) of block (0,0,0) at faults.cu:{line}"
+        f"thread (5,0,0) of block (0,0,0) at faults.cu:{at}"
     )
     text = message(machine, "write_past_end", g_out=x, at=10)
     assert "write of 4 bytes at byte -4 of g_out, which has 640; thread (11,0,0) of block (0,0,0) at " in text
@@ -193,7 +183,7 @@ WILD = 0x123456789000
 
 @pytest.mark.parametrize("entry", ["raw_read", "misaligned"])
 def test_several_processes_fail_as_one(entry):
-    machine = CpuMachine(workers=3)
+    machine = CpuMachine(workers=3, races=False)
     x, out = machine.upload(np.arange(128, dtype=np.float32)), machine.empty(64, np.float32)
     for _ in range(2):
         assert "of g_in" in message(machine, entry, grid=7, g_in=x, g_out=out)
@@ -218,9 +208,9 @@ def test_deep_stacks_fit(machine):
 
 def test_trap_and_division(machine):
     out = machine.empty(32, np.int32)
-    line = line_of("the table names page 9 of 4")
+    at = line("the table names page 9 of 4")
     text = message(machine, "trapped", g_out=out)
-    where = f"thread (5,0,0) of block (0,0,0) at faults.cu:{line}"
+    where = f"thread (5,0,0) of block (0,0,0) at faults.cu:{at}"
     assert text == f"trapped: the table names page 9 of 4; {where}"
     launch(machine, "divide", g_out=out, by=2)
     if sys.platform == "linux" and os.uname().machine == "x86_64":

@@ -2,35 +2,21 @@
 from __future__ import annotations
 
 import re
-from functools import lru_cache
 from itertools import product
-from pathlib import Path
 
 import numpy as np
 import pytest
+from simt_launch import kernel, line_of, values
 
-from cuattn.compile import build
 from cuattn.cpu import CpuMachine, ScheduleError, check_schedules
 from cuattn.machine import DeviceError, RaceError
 
-SOURCE = Path(__file__).parent / "simt_kernels" / "races.cu"
 SCHEDULES = [
     {"order": order, "seed": seed, "async_copies": copies}
     for (order, seed), copies in product(
         [("forward", 0), ("reverse", 0), ("shuffle", 1), ("shuffle", 2)], ("late", "eager")
     )
 ]
-
-
-def line_of(text: str) -> int:
-    lines = [i for i, line in enumerate(SOURCE.read_text().splitlines(), 1) if line.endswith(text)]
-    assert len(lines) == 1, (text, lines)
-    return lines[0]
-
-
-@lru_cache
-def kernel(entry):
-    return build(str(SOURCE), entry, {}, "cpu")
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +37,7 @@ def out(machine):
 
 
 def launch(machine, entry, grid=1, block=64, smem=1024, **args):
-    values = [(name, machine.tensor(v) if isinstance(v, np.ndarray) else np.int32(v)) for name, v in args.items()]
-    machine.launch(kernel(entry), grid, block, smem, values)
+    machine.launch(kernel("races.cu", entry), grid, block, smem, values(machine, **args))
 
 
 def clean(machine, entry, **args):
@@ -69,7 +54,7 @@ def race(machine, entry, *marks, missing, **args):
             launch(machine, entry, **args)
         text = str(caught.value)
         assert text.startswith(f"{entry}: race in shared memory, bytes ")
-        assert sorted(map(int, re.findall(r"races\.cu:(\d+)", text))) == sorted(map(line_of, marks)), text
+        assert sorted(map(int, re.findall(r"races\.cu:(\d+)", text))) == sorted(line_of("races.cu", mark) for mark in marks), text
         assert len(re.findall(r"by thread \(\d+,0,0\) at ", text)) == 2 and "of block (0,0,0)" in text
         assert f"missing: {missing}" in text, text
 
@@ -83,7 +68,7 @@ def test_the_whole_sentence(machine, x, out):
         launch(machine, "read_early", g_in=x, g_out=out, by=32)
     assert str(caught.value) == (
         "read_early: race in shared memory, bytes 128 to 131: write by thread (32,0,0) at races.cu:"
-        f"{line_of('// written')} and read by thread (0,0,0) at races.cu:{line_of('// read')}"
+        f"{line_of('races.cu', '// written')} and read by thread (0,0,0) at races.cu:{line_of('races.cu', '// read')}"
         " of block (0,0,0); missing: a barrier that both reach, in between"
     )
 

@@ -2,22 +2,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from functools import lru_cache
-from pathlib import Path
 
 import numpy as np
 import pytest
+from simt_launch import kernel, values
 
-from cuattn.compile import build
 from cuattn.cpu import CpuMachine
 from cuattn.cpu_trace import ACCESSES, COLUMNS, SiteCount
-
-SOURCE = Path(__file__).parent / "simt_kernels" / "traffic.cu"
-
-
-@lru_cache
-def kernel(entry):
-    return build(str(SOURCE), entry, {}, "cpu")
 
 
 @pytest.fixture(scope="module", params=["forward", "reverse", "shuffle"])
@@ -29,9 +20,8 @@ def machine(request):
 
 def trace(machine, entry, grid=1, block=32, smem=32768, **args):
     """The call sites of a launch, by access."""
-    values = [(name, machine.tensor(v) if isinstance(v, np.ndarray) else np.int32(v)) for name, v in args.items()]
     with machine.tracing() as traced:
-        machine.launch(kernel(entry), grid, block, smem, values)
+        machine.launch(kernel("traffic.cu", entry), grid, block, smem, values(machine, **args))
     return {site.access: site for site in traced.sites}, traced
 
 
@@ -116,7 +106,7 @@ def test_atomics_and_launches(machine):
     counts = machine.upload(np.zeros(1, np.int32))
     with machine.tracing() as traced:
         for _ in range(2):
-            machine.launch(kernel("count"), 3, 64, 0, [("g_count", machine.tensor(counts))])
+            machine.launch(kernel("traffic.cu", "count"), 3, 64, 0, values(machine, g_count=counts))
     assert counts[0] == 2 * 3 * 64
     assert [(s.launch, s.access, s.instructions, s.lanes) for s in traced.sites] == [
         (0, "global atomic", 6, 192), (1, "global atomic", 6, 192)]
@@ -125,7 +115,7 @@ def test_atomics_and_launches(machine):
 
 def test_steps_of_one_block(machine):
     with machine.tracing(block=2) as traced:
-        machine.launch(kernel("share4"), 3, 64, 1024, [("first", np.int32(0)), ("stride", np.int32(1))])
+        machine.launch(kernel("traffic.cu", "share4"), 3, 64, 1024, values(machine, first=0, stride=1))
     assert sorted((s.warp, s.step, s.ended_by) for s in traced.steps) == [
         (0, 0, "block barrier"), (0, 1, "exit"), (1, 0, "block barrier"), (1, 1, "exit")]
     for step in traced.steps:
@@ -145,8 +135,8 @@ def test_processes_that_share_the_blocks_count_as_one():
 def test_nothing_is_traced_outside(machine, numbers):
     _, traced = trace(machine, "load4", g_in=numbers, first=0, stride=1, lanes=32)
     before = Counter(traced.sites)
-    machine.launch(kernel("load4"), 1, 32, 0, [("g_in", machine.tensor(numbers)), *(
-        (name, np.int32(1)) for name in ("first", "stride", "lanes"))])
+    args = values(machine, g_in=numbers, first=1, stride=1, lanes=1)
+    machine.launch(kernel("traffic.cu", "load4"), 1, 32, 0, args)
     assert Counter(traced.sites) == before and machine.trace is None
 
 
