@@ -300,7 +300,7 @@ def explain(
     try:
         document = explaining.explain(request)
     except DeviceError as error:
-        errors.print(f"[red]{escape(kernel)}:[/] {escape(str(error))}", soft_wrap=True, highlight=False)
+        errors.print(f"[red]error:[/] {escape(str(error))}", soft_wrap=True, highlight=False)
         raise SystemExit(1) from None
     explain_text.show(console, document)
     if out is None:

@@ -77,7 +77,7 @@ def explain(request: Request, machine=None) -> dict[str, Any]:
     UserError
         What was asked for cannot be run: an unknown name or letter, a shape that is too large or unsupported.
     DeviceError
-        The kernel does something it must not.
+        The kernel does something it must not, a race in shared memory included.
     """
     entry = _entry(request)
     letters = explain_shape.letters_of(entry, request.shape)
@@ -102,7 +102,8 @@ def explain(request: Request, machine=None) -> dict[str, Any]:
         "kernel": entry.name, "family": entry.family, "teaches": entry.row.teaches, "title": title,
         "command": command_line(request, entry, letters), "source_hash": planned.source_hash,
         "shape": letters, "dtype": params["dtype"], "causal": params.get("causal"), "constants": constants,
-        "verdict": _verdict(subject), "plan": _plan(planned.plan, launches),
+        "verdict": _verdict(subject), "schedule": str(machine.schedule_now),
+        "plan": _plan(planned.plan, launches),
         "totals": _totals(counters, cost), "counters": asdict(counters),
         "intensity": _intensity(counters, cost),
         "sites": sites, "shared": shared,
@@ -133,10 +134,14 @@ def _check_block(block: int, launches: list[Launch]) -> None:
 
 
 def _run(machine, subject, block: int):
-    """The counters and the trace of one run on poisoned outputs."""
+    """The counters and the trace of one run on poisoned outputs, in which races are looked for."""
     subject.poison()
-    with machine.counting() as counters, machine.tracing(block=block) as trace:
-        subject.run()
+    before, machine.races = machine.races, True
+    try:
+        with machine.counting() as counters, machine.tracing(block=block) as trace:
+            subject.run()
+    finally:
+        machine.races = before
     return counters, trace
 
 

@@ -23,7 +23,10 @@ Site = Mapping[str, Any]
 
 
 def sentences(document: Mapping[str, Any]) -> list[str]:
-    """Whether counts and closed forms agree, the arithmetic intensity, and whether the result is right."""
+    """Whether counts and closed forms agree, the arithmetic intensity, and whether the result is right.
+
+    A kernel whose accesses to shared memory race has no document.
+    """
     equal, found, said = all(row["equal"] for row in document["totals"]), document["intensity"], []
     said.append("What it requested is what its cost says, to the byte." if equal else
                 "What it requested is NOT what its cost says: one of the two is wrong.")
@@ -34,6 +37,7 @@ def sentences(document: Mapping[str, Any]) -> list[str]:
         said.append(f"mma.sync did {found['mma_flops']:,} flop, {found['useful_share']:.0%} of them useful.")
     verdict = document["verdict"]
     said.append("The result is right." if verdict["ok"] else f"The result is WRONG: {verdict['message']}.")
+    said.append(f"No race in shared memory was found ({document['schedule']}).")
     return said
 
 

@@ -28,6 +28,7 @@ STEP = {"entry": str, "ended_by": str, "file": str} | dict.fromkeys(
 FORM: dict[str, Any] = {
     "kernel": str, "family": str, "teaches": str, "title": str, "command": str, "source_hash": str,
     "shape": dict, "dtype": str, "causal": (bool, type(None)), "constants": dict,
+    "schedule": str,
     "verdict": {"ok": bool, "message": str, "max_err": NUMBER, "tolerance": NUMBER},
     "plan": {
         "constants": dict, "scratch_bytes": int,

@@ -130,7 +130,8 @@ def test_without_explanations_there_is_a_command(open_page):
 
 
 @pytest.mark.parametrize("text, reason", [
-    ("{", "is not JSON"), ("[]", "is no explanation"), ('{"format": "cuattn explanation"}', "schema version None"),
+    ("{", "is not JSON"), ("[]", "is no explanation"),
+    ('{"format": "cuattn explanation"}', "schema version None"),
     ('{"format": "cuattn explanation", "schema_version": 99}', "schema version 99"),
     ('{"format": "cuattn explanation", "schema_version": 1}', "has no kernel"),
 ])
@@ -219,7 +220,8 @@ def test_conflicts_are_named_where_there_are_some(documents):
     spec = charts_kernel.conflicts(documents["paged"]).to_dict()
     total = sum(site["conflicts"] for site in documents["paged"]["sites"])
     assert f"{total:,} of " in spec["title"]["subtitle"]
-    assert "no call site has a conflict" in charts_kernel.conflicts(documents["flash"]).to_dict()["title"]["subtitle"]
+    without = charts_kernel.conflicts(documents["flash"]).to_dict()
+    assert "no call site has a conflict" in without["title"]["subtitle"]
     assert charts_kernel.conflicts(documents["append"]) is None
 
 

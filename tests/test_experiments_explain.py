@@ -26,7 +26,7 @@ from cuattn.kernels.base import Cost, Launch, Plan
 from cuattn.kernels.flash import ROW as FLASH
 
 def plan(shape, device, overrides=None):
-    return Plan((Launch(str(Path(__file__).with_name("mine.cu")), "mine", (1, 1, 1), 32, 0, {}),), {})
+    return Plan((Launch(str(Path(__file__).with_name("mine.cu")), "mine", (1, 1, 1), 32, 128, {}),), {})
 
 ROW = dataclasses.replace(FLASH, name="mine", file="mine.cu", constants={}, plan=plan,
                           arguments=lambda shape, plan, t: [[("lse", t["lse"])]],
@@ -229,7 +229,8 @@ def test_a_mistake_is_one_sentence(what):
 
 def mine(folder: Path, body: str) -> Path:
     """A kernel from outside: one warp, its row, and a body of its own."""
-    (folder / "mine.cu").write_text('#include "prim/gmem.cuh"\n'
+    (folder / "mine.cu").write_text('#include "prim/gmem.cuh"\n#include "prim/smem.cuh"\n'
+                                    "struct Smem { float x[32]; };\n"
                                     f"KERNEL(32, 1) mine(const View<float, 3> g_lse) {{\n{body}\n}}\n")
     (folder / "mine.py").write_text(MINE)
     return folder / "mine.py"
@@ -246,13 +247,32 @@ def test_a_kernel_from_outside_that_is_wrong_is_shown_and_fails(tmp_path):
         ("launches", True), ("bytes_loaded", False), ("bytes_stored", True)]
     assert document["files"][str(tmp_path / "mine.cu")].startswith("#include")
     (site,) = document["sites"]
-    assert (site["line"], site["bytes"], site["sectors"]) == (3, 128, 4)
+    assert (site["line"], site["bytes"], site["sectors"]) == (5, 128, 4)
+    assert document["shared"][0]["why"].startswith("its members cannot be told: mine takes 128 bytes")
+    assert "its members cannot be told" in done.stdout
 
 
 def test_a_kernel_that_does_what_it_must_not_is_a_sentence(tmp_path):
     path = mine(tmp_path, "  store_global(g_lse.at(0, 0) + (1ll << 40), 1.f);")
     done = command("mine", "--kernel", path, "--shape", "M=32,N=16,H=1")
-    assert done.returncode == 1 and "mine.cu:3" in done.stdout and len(done.stdout.splitlines()) == 1
+    assert done.returncode == 1 and "mine.cu:5" in done.stdout and len(done.stdout.splitlines()) == 1
+
+
+def test_a_race_is_found_and_leaves_no_explanation(tmp_path):
+    path = mine(tmp_path, "Smem& s = dynamic_smem<Smem>();\nstore_shared(&s.x[threadIdx.x], 1.f);\n"
+                          "store_global(g_lse.at(0, 0) + threadIdx.x, load_shared(&s.x[31 - threadIdx.x]));")
+    done = command("mine", "--kernel", path, "--shape", "M=32,N=16,H=1", "--out", tmp_path / "out")
+    assert done.returncode == 1 and not (tmp_path / "out").exists()
+    for words in ("race in shared memory", "mine.cu:6", "mine.cu:7"):
+        assert words in done.stdout
+
+
+@pytest.mark.parametrize("races", [True, False])
+def test_the_machine_looks_for_races_afterwards_as_it_did_before(cpu, monkeypatch, races):
+    monkeypatch.setattr(cpu, "races", races)
+    document = explain.explain(Request("append"))
+    assert cpu.races is races
+    assert "No race in shared memory was found" in explain_read.sentences(document)[-1]
 
 
 def test_the_command_prints_and_saves_only_where_asked(tmp_path):
