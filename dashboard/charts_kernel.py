@@ -19,7 +19,6 @@ from experiments.explain_read import (
     STORES,
     SUMMED,
     merged,
-    place,
     places,
     source_line,
 )
@@ -167,12 +166,12 @@ def shared_rows(document: dict, part: dict) -> pd.DataFrame:
     made = [{"label": member["name"] + (f"[{member['count']}]" if member["count"] > 1 else ""),
              "kind": MEMBER, "first": member["offset"], "end": member["offset"] + member["size"],
              "what": member["type"], "source": "", "bytes": member["size"]} for member in part["members"]]
-    touched = {i for member in part["members"] for i in (*member["written_by"], *member["read_by"])}
-    for i in sorted(touched):
-        site = document["sites"][i]
+    touched = sorted({i for member in part["members"] for i in (*member["written_by"], *member["read_by"])})
+    sites = [document["sites"][i] for i in touched]
+    for i, site, where in zip(touched, sites, places(sites)):
         does = [kind for kind, who in ((WRITTEN, "written_by"), (READ, "read_by"))
                 if any(i in member[who] for member in part["members"])]
-        made += [{"label": f"{place(site)} · {site['access']}", "kind": kind, "first": site["first"],
+        made += [{"label": f"{where} · {site['access']}", "kind": kind, "first": site["first"],
                   "end": site["end"], "what": site["access"], "source": source_line(document, site),
                   "bytes": site["end"] - site["first"]} for kind in does]
     order = {MEMBER: 0, WRITTEN: 1, READ: 2}

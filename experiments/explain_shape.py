@@ -46,7 +46,7 @@ LETTERS: dict[str, dict[str, Letter]] = {
         **{name: letter for name, letter in _HEADS.items() if name != "H"},
         **_PAGE,
     },
-    "probe": {"n": Letter("n", 36864, "16-byte words moved, or mma.sync instructions done")},
+    "probe": {"n": Letter("n", 69632, "16-byte words moved, or mma.sync instructions done")},
 }
 USAGE = "; ".join(f"{family}: {', '.join(f'{name}={letter.default}' for name, letter in letters.items())}"
                   for family, letters in LETTERS.items())

@@ -218,8 +218,9 @@ def whole(steps: Iterable[Step], title: str) -> alt.VConcatChart:
 
 def page(drawn: alt.VConcatChart, title: str, text: list[str]) -> str:
     """The chart as an HTML page; its scripts come from the network, and the text below needs none."""
-    below = (f"<h2>The same as text</h2><pre>{html.escape(chr(10).join(text))}</pre>"
-             "<p>The chart above loads Vega-Lite from the network; without one, read the text.</p>")
-    whole_page = drawn.to_html()
-    return whole_page.replace("<head>", f"<head>\n<title>{html.escape(title)}</title>", 1).replace(
-        "</body>", f"{below}\n</body>", 1)
+    name, lines_of_text = html.escape(title), html.escape("\n".join(text))
+    head = f"<head>\n<title>{name}</title>\n<style>body {{ font-family: sans-serif; margin: 2em; }} "
+    head += "pre { white-space: pre-wrap; }</style>"
+    below = (f"<h2>As text: {name}</h2><pre>{lines_of_text}</pre>"
+             "<p>The chart loads Vega-Lite from the network; without it there is only the text.</p>\n</body>")
+    return drawn.to_html().replace("<head>", head, 1).replace("</body>", below, 1)

@@ -270,7 +270,7 @@ def test_a_race_is_found_and_leaves_no_explanation(tmp_path):
 @pytest.mark.parametrize("races", [True, False])
 def test_the_machine_looks_for_races_afterwards_as_it_did_before(cpu, monkeypatch, races):
     monkeypatch.setattr(cpu, "races", races)
-    document = explain.explain(Request("append"))
+    document = explain.explain(Request("flash", "M=16,N=16"))
     assert cpu.races is races
     assert "No race in shared memory was found" in explain_read.sentences(document)[-1]
 
