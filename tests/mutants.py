@@ -1,0 +1,345 @@
+"""What each instrument of the CPU machine is worth: every synchronisation of every kernel, deleted in turn.
+
+A mutant is a copy of the kernels in which one call that orders threads or copies is gone, or a wait lets one
+more group stay in flight. It runs on small shapes, and whoever notices is recorded:
+
+shadow      the race shadow reports two accesses without an order
+poison      NaN or a wrong value, in the forward order with late copies
+report      any other error of the machine: a copy nobody waited for, a deadlock, an access out of bounds
+schedule    other bits under another schedule
+
+`python -m tests.mutants` writes the table to mutants.md; test_mutants.py fails where that is not up to date.
+"""
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import ml_dtypes  # noqa: F401  (registers bfloat16 with NumPy)
+import numpy as np
+import pytest
+
+import cuattn
+from cuattn import compile as compiler
+from cuattn import sources
+from cuattn.cpu import ScheduleError, check_schedules
+from cuattn.devices import CPU
+from cuattn.kernels import ROWS
+from cuattn.kernels.base import AppendShape, AttentionShape, DecodeShape, ProbeShape
+from cuattn.machine import DeviceError, RaceError
+from cuattn.paths import KERNELS
+from cuattn.verdict import Verdict
+
+TABLE = Path(__file__).with_name("mutants.md")
+COMMAND = "python -m tests.mutants"
+VOCABULARY = ("block_sync", "warp_sync", "named_sync", "named_arrive", "cp_async_wait", "cp_async_commit",
+              "__threadfence", "__syncthreads", "__syncwarp")
+INSTRUMENTS = ("shadow", "poison", "report", "schedule")
+NOTHING = "(void)0"  # what a deleted call becomes
+STEPS = 1 << 22  # of a block, after which a mutant is taken to wait forever
+
+# Why a mutant that nobody notices is no fault of the instruments, by its key.
+REASONS: dict[str, str] = {}
+
+
+# --- finding
+
+_CALL = re.compile(rf"\b({'|'.join(VOCABULARY)})\s*(?:<(?P<allowed>[^;{{}}]*?)>)?\s*\(")
+_FUNCTION = re.compile(r"(?:\bKERNEL\([^)]*\)\s*|\b(?:DEVICE|METHOD)\b[^;{}()]*?\b)(\w+)\s*\(")
+_TOKEN = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.S)
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One call of a file below `kernels_cu/` that becomes another, or nothing.
+
+    Parameters
+    ----------
+    file, function : str
+        Where it stands.
+    call, becomes : str
+        Its text and what takes its place.
+    number : int
+        1, 2, … among the equal calls of the function.
+    at, line : int
+        Where the text begins.
+    """
+
+    file: str
+    function: str
+    call: str
+    becomes: str
+    number: int
+    at: int
+    line: int
+
+    @property
+    def change(self) -> str:
+        """The call and what became of it, as the table names it."""
+        number = f" (number {self.number})" if self.number > 1 else ""
+        return f"`{self.call}`{number}" + (f" → `{self.becomes}`" if self.becomes != NOTHING else "")
+
+    @property
+    def key(self) -> str:
+        """A name that edits elsewhere in the file do not change."""
+        return f"{self.file} {self.function}: {self.change}"
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} {self.change.replace('`', '')}"
+
+    def write(self, root: Path) -> None:
+        """Changes the file below `root`, a copy of `kernels_cu/`."""
+        text = (KERNELS / self.file).read_text(encoding="utf-8")
+        changed = text[: self.at] + self.becomes + text[self.at + len(self.call) :]
+        (root / self.file).write_text(changed, encoding="utf-8")
+
+
+def mutants_of(file: str, text: str) -> Iterator[Mutant]:
+    """The mutants of one source text, in its order."""
+    code = _TOKEN.sub(lambda token: re.sub(r"[^\n]", " ", token.group()), text)
+    seen: Counter = Counter()
+    for found in _CALL.finditer(code):
+        at = found.start()
+        before, function = re.search(r"(\w+)\s*$", code[:at]), function_at(code, at)
+        if (before and before.group(1) not in ("else", "do", "return")) or function in VOCABULARY:
+            continue  # its own definition, or a primitive that is made of another
+        call = text[at : _closing(code, found.end()) + 1]
+        seen[function, call] += 1
+        place = {"file": file, "function": function, "call": call, "number": seen[function, call],
+                 "at": at, "line": text.count("\n", 0, at) + 1}
+        yield Mutant(becomes=NOTHING, **place)
+        allowed = found["allowed"]
+        if found.group(1) == "cp_async_wait" and allowed.strip() != "0":
+            yield Mutant(becomes=call.replace(f"<{allowed}>", f"<{allowed} + 1>"), **place)
+
+
+def function_at(code: str, at: int) -> str:
+    """Name of the kernel, function or method that was begun last before `at`; empty before the first."""
+    return ([""] + [found.group(1) for found in _FUNCTION.finditer(code, 0, at)])[-1]
+
+
+def _closing(code: str, at: int) -> int:
+    """Where the parenthesis that was opened before `at` closes."""
+    depth = 1
+    while depth:
+        depth += {"(": 1, ")": -1}.get(code[at], 0)
+        at += 1
+    return at - 1
+
+
+# Tunables with which small shapes have many tiles, in one build a file. Other kernels take their defaults.
+CONSTANTS = {"flash": {"block_m": 32, "block_n": 16, "warps": 2},
+             "paged": {"splits": 3, "warps": 2, "stages": 3}}
+DIM = 16
+PLANNED = {  # a shape of each family, to ask a row's plan for its files
+    "prefill": AttentionShape(1, 1, 1, 70, 150, DIM, "float16", True),
+    "decode": DecodeShape(4, 4, 2, DIM, 16, 64, "float16"),
+    "cache": AppendShape(2, 3, 2, DIM, 16, "float16"),
+    "probe": ProbeShape(1024, 1024),
+}
+
+
+@cache
+def files_of(kernel: str) -> tuple[str, ...]:
+    """The `.cu` files of a row's plan and every header they reach, the CPU machine's aside."""
+    row, made_of = ROWS[kernel], [ROWS[kernel].file]
+    if row.family in PLANNED:
+        plan = row.plan(PLANNED[row.family], CPU, CONSTANTS.get(kernel))
+        made_of = [launch.file for launch in plan.launches]
+    return tuple(dict.fromkeys(name for file in made_of for name, _ in sources.sources(file).texts))
+
+
+@cache
+def all_mutants() -> tuple[Mutant, ...]:
+    """Of every file that a kernel of the table is made of."""
+    files = sorted({file for kernel in ROWS for file in files_of(kernel)})
+    return tuple(mutant for file in files
+                 for mutant in mutants_of(file, (KERNELS / file).read_text(encoding="utf-8")))
+
+
+# --- running
+
+
+def _upload(machine, rng, *shape) -> np.ndarray:
+    return machine.upload(rng.standard_normal(shape).astype("float16"))
+
+
+@dataclass
+class Case:
+    """One planned run: what launches it, what it writes, and how that is judged."""
+
+    run: Callable[[], object]
+    outputs: dict[str, np.ndarray]
+    judge: Callable[[], Verdict]
+
+
+def _prefill(machine, row, rng) -> Iterator[Case]:
+    """Many tiles and ragged ends; blocks of which no row, or only some, sees a key; no keys at all."""
+    causal = "causal" in row.features
+    for m, n in ((70, 150), (180, 40), (33, 0)):
+        q, k, v = (_upload(machine, rng, 1, length, 1, DIM) for length in (m, n, n))
+        planned = cuattn.plan_attention(q, k, v, causal=causal, kernel=row.name,
+                                        constants=CONSTANTS.get(row.name))
+        o, lse = planned.outputs
+        yield Case(planned.run, {"o": o, "lse": lse}, lambda: cuattn.compare.check_attention(
+            q, k, v, o, lse, causal=causal, rounding=planned.plan.rounding))
+
+
+def _decode(machine, row, rng) -> Iterator[Case]:
+    """Splits of many tiles, of fewer than a ring holds, and empty ones; a sequence without keys."""
+    lengths, page, width = np.array([130, 5, 0, 1000], np.int32), 16, 64
+    pages = rng.permutation(len(lengths) * width).astype(np.int32)
+    k, v = (_upload(machine, rng, len(pages), page, 2, DIM) for _ in range(2))
+    arrays = [_upload(machine, rng, len(lengths), 1, 4, DIM), k, v,
+              machine.upload(pages.reshape(-1, width)), machine.upload(lengths)]
+    planned = cuattn.plan_decode(*arrays, kernel=row.name, constants=CONSTANTS.get(row.name))
+    o, lse = planned.outputs
+    yield Case(planned.run, {"o": o, "lse": lse}, lambda: cuattn.compare.check_decode(
+        *arrays, o, lse, rounding=planned.plan.rounding))
+
+
+CASES = {"prefill": _prefill, "decode": _decode}
+
+
+@contextmanager
+def planted(mutant: Mutant):
+    """Inside, whatever is made of the mutant's file is built from a copy with it, in a cache of its own."""
+    build = compiler.build
+    # NOTE: half the time of a build; what the machine sees of a kernel is the same.
+    options = ["-Og" if option == "-O2" else option for option in compiler.HOST_OPTIONS]
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        root = Path(folder) / "kernels_cu"
+        shutil.copytree(KERNELS, root)
+        mutant.write(root)
+
+        def build_mutant(file, *arguments):
+            if mutant.file not in dict(sources.sources(file).texts):
+                return build(file, *arguments)
+            with pytest.MonkeyPatch.context() as inside:
+                inside.setattr(sources, "KERNELS", root)
+                inside.setattr(compiler, "HOST_OPTIONS", tuple(options))
+                inside.setenv("CUATTN_CACHE_DIR", f"{folder}/cache")
+                return build(file, *arguments)
+
+        patch.setattr(compiler, "build", build_mutant)
+        yield
+
+
+def _noticed(machine, row, case: Case, said) -> Iterator[tuple[str, str]]:
+    """(instrument, what it says) for each that sees a fault in this run; long ones that have spoken rest."""
+
+    def run() -> None:
+        for array in case.outputs.values():
+            machine.poison(array)
+        case.run()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(machine, "step_limit", STEPS)
+        patch.setattr(machine, "races", True)
+        try:
+            if "shadow" not in said:
+                run()
+        except RaceError as error:
+            yield "shadow", str(error)
+        except DeviceError:
+            pass  # the plain run reports it too
+        patch.setattr(machine, "races", False)
+        try:
+            run()
+            if not (verdict := case.judge()).ok:
+                yield "poison", verdict.message
+        except DeviceError as error:
+            yield "report", str(error)
+        try:
+            if row.deterministic and "schedule" not in said:
+                check_schedules(machine, case.run, case.outputs)
+        except ScheduleError as error:
+            yield "schedule", str(error)
+        except DeviceError as error:
+            yield "report", str(error)
+
+
+def noticed(machine, mutant: Mutant) -> dict[str, str]:
+    """What each instrument that notices a mutant said first; empty where it survives all.
+
+    Raises
+    ------
+    LookupError
+        Its kernel is of a family that has no cases here.
+    """
+    said: dict[str, str] = {}
+    with planted(mutant):
+        for row in ROWS.values():
+            if mutant.file not in files_of(row.name):
+                continue
+            if row.family not in CASES:
+                raise LookupError(f"{row.name}: expected a family with cases ({', '.join(CASES)}), got "
+                                  f"{row.family!r}; write some beside _decode in {Path(__file__).name}")
+            for case in CASES[row.family](machine, row, np.random.default_rng(0)):
+                for instrument, words in _noticed(machine, row, case, said):
+                    said.setdefault(instrument, words)
+    return said
+
+
+# --- the table
+
+
+def complaints(results: dict[str, set[str]], reasons: dict[str, str]) -> list[str]:
+    """Survivors without a reason, reasons without a survivor; `results`: who noticed, by a mutant's key."""
+    silent = [f"{key}: nobody notices; find out why and give REASONS a sentence, or mend the instruments"
+              for key, who in results.items() if not who and key not in reasons]
+    stale = [f"{key}: has a reason and {'is noticed' if key in results else 'does not exist'}; "
+             "take it out of REASONS" for key in reasons if results.get(key, {"no such"})]
+    return silent + stale
+
+
+def table(results: dict[Mutant, set[str]]) -> str:
+    """The table as Markdown: how many each instrument notices, who notices each mutant, the survivors."""
+    head, rule = " | ".join(INSTRUMENTS), "---|" * len(INSTRUMENTS)
+    noticing = [[name for name in INSTRUMENTS if name in who] for who in results.values()]
+    counts = {
+        "notices": Counter(name for names in noticing for name in names),
+        "is the first of them to notice": Counter(name for names in noticing for name in names[:1]),
+        "is the only one to notice": Counter(names[0] for names in noticing if len(names) == 1),
+    }
+    survivors = [mutant for mutant, who in results.items() if not who]
+    text = ["# Deleted synchronisation, and who notices", "",
+            f"Written by `{COMMAND}`. Each row is one call of a kernel, deleted or weakened as shown;",
+            "× marks the instruments that notice, in the order in which they are tried.",
+            "[mutants.py](mutants.py) says what each is.", "",
+            f"Mutants: {len(results)}. Survivors: {len(survivors)}.", "", f"| | {head} |", f"|---|{rule}"]
+    text += [f"| {what} | " + " | ".join(str(count[name]) for name in INSTRUMENTS) + " |"
+             for what, count in counts.items()]
+    for file in dict.fromkeys(mutant.file for mutant in results):
+        text += ["", f"## {file}", "", f"| in | call | {head} |", f"|---|---|{rule}"]
+        for mutant, who in results.items():
+            if mutant.file == file:
+                marks = " | ".join("×" if name in who else "" for name in INSTRUMENTS)
+                text.append(f"| `{mutant.function}` | {mutant.change} | {marks} |")
+    if survivors:
+        text += ["", "## Why some survive", ""]
+        text += [f"* {mutant.key}: {REASONS.get(mutant.key, '?')}" for mutant in survivors]
+    return "\n".join(text) + "\n"
+
+
+def main() -> int:
+    machine, results = cuattn.open_machine("cpu"), {}
+    for mutant in all_mutants():
+        results[mutant] = noticed(machine, mutant)
+        print(f"{str(mutant):70} {' '.join(results[mutant]) or 'survives'}", flush=True)
+    TABLE.write_text(table({mutant: set(said) for mutant, said in results.items()}), encoding="utf-8")
+    wrong = complaints({mutant.key: set(said) for mutant, said in results.items()}, REASONS)
+    print(f"\nwritten to {TABLE}", *wrong, sep="\n")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,120 @@
+"""Every synchronisation of every kernel, deleted in turn: who notices is as mutants.md says."""
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import mutants
+import pytest
+from mutants import COMMAND, INSTRUMENTS, TABLE, VOCABULARY, Mutant, all_mutants
+
+from cuattn.paths import KERNELS
+
+FILES = sorted({mutant.file for mutant in all_mutants()})
+
+
+def recorded() -> dict[Mutant, set[str]]:
+    """Who notices each mutant, as the committed table has it."""
+    marks, file = {}, ""
+    for row in TABLE.read_text(encoding="utf-8").splitlines():
+        if row.startswith("## "):
+            file = row[3:]
+        elif file and row.startswith("| `"):
+            function, change, *cells = (cell.strip() for cell in row.strip("|").split("|"))
+            who = {name for name, cell in zip(INSTRUMENTS, cells) if cell}
+            marks[file, function.strip("`"), change] = who
+    keys = {mutant: (mutant.file, mutant.function, mutant.change) for mutant in all_mutants()}
+    return {mutant: marks[key] for mutant, key in keys.items() if key in marks}
+
+
+# --- the table
+
+
+@pytest.mark.parametrize("mutant", all_mutants(), ids=str)
+def test_who_notices(cpu, mutant):
+    said = mutants.noticed(cpu, mutant)
+    was = recorded().get(mutant, "not there")
+    assert was == set(said), (f"{TABLE.name}: {mutant} is noticed by {said or 'nobody'}, and the table says "
+                              f"{was or 'nobody'}; if that is right, rewrite it with: {COMMAND}")
+
+
+def test_the_table_is_what_the_script_writes():
+    """Its rows, their order and the counts, given who notices what."""
+    written = mutants.table(recorded())
+    assert len(recorded()) == len(all_mutants()) and written == TABLE.read_text(encoding="utf-8"), (
+        f"{TABLE.name} is not up to date; rewrite it with: {COMMAND}")
+
+
+def test_survivors_have_reasons_and_nothing_else_has():
+    assert mutants.complaints({mutant.key: who for mutant, who in recorded().items()}, mutants.REASONS) == []
+
+
+def test_what_is_complained_of():
+    results = {"noticed": {"shadow"}, "explained": set(), "silent": set(), "both": {"report"}}
+    silent, noticed, gone = mutants.complaints(results, dict.fromkeys(("explained", "both", "gone"), "why"))
+    assert silent.startswith("silent: nobody notices")
+    assert noticed.startswith("both: has a reason and is noticed")
+    assert gone.startswith("gone: has a reason and does not exist")
+
+
+# --- no false reports
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_copy_without_a_mutation_survives(cpu, file):
+    first = next(mutant for mutant in all_mutants() if mutant.file == file)
+    assert mutants.noticed(cpu, replace(first, becomes=first.call)) == {}
+
+
+def test_a_kernel_that_has_no_cases_is_named(cpu, monkeypatch):
+    monkeypatch.setattr(mutants, "CASES", {})
+    with pytest.raises(LookupError, match=r"flash: expected a family with cases .*, got 'prefill'; write"):
+        mutants.noticed(cpu, next(mutant for mutant in all_mutants() if mutant.file == "prefill/flash.cu"))
+
+
+# --- finding
+
+SOURCE = """
+// block_sync(); in a comment, and /* cp_async_commit(); */ in another
+DEVICE void warp_sync(SITE_ONLY) { __syncwarp(); }
+template <int PENDING> DEVICE void cp_async_wait(SITE_ONLY);
+struct Ring {
+  template <class T> METHOD void step(T& s SITE) const {
+    say("block_sync()"), cp_async_commit(ONLY_AT_SITE);
+    cp_async_wait<max(STAGES - 2, 0)>();
+  }
+};
+KERNEL(THREADS, 1)
+twice(int n) {
+  if (n) block_sync(); else block_sync();
+  named_sync(1 + (n / (2 + f(n))), 64);
+  cp_async_wait<0>(), __threadfence();
+}
+"""
+
+
+def test_calls_are_found_by_themselves():
+    found = list(mutants.mutants_of("x.cu", SOURCE))
+    assert [(m.function, m.line, m.change) for m in found] == [
+        ("step", 7, "`cp_async_commit(ONLY_AT_SITE)`"),
+        ("step", 8, "`cp_async_wait<max(STAGES - 2, 0)>()`"),
+        ("step", 8, "`cp_async_wait<max(STAGES - 2, 0)>()` → `cp_async_wait<max(STAGES - 2, 0) + 1>()`"),
+        ("twice", 13, "`block_sync()`"), ("twice", 13, "`block_sync()` (number 2)"),
+        ("twice", 14, "`named_sync(1 + (n / (2 + f(n))), 64)`"), ("twice", 15, "`cp_async_wait<0>()`"),
+        ("twice", 15, "`__threadfence()`"),
+    ]
+    assert all(SOURCE[m.at :].startswith(m.call) for m in found)
+
+
+def test_keys_tell_mutants_apart():
+    assert len({mutant.key for mutant in all_mutants()}) == len(all_mutants()) > 20
+
+
+def test_the_vocabulary_holds_every_primitive_that_orders():
+    """A new one in prim/ that waits, arrives or fences is to be deleted too."""
+    wrappers = set()
+    for path in (KERNELS / "prim").glob("*.cuh"):
+        code = path.read_text(encoding="utf-8")
+        for found in re.finditer(r"\bsimt::\w*((?<!a)sync|barrier|wait|arrive|commit|fence)\w*\(", code):
+            wrappers.add(mutants.function_at(code, found.start()))
+    assert wrappers and wrappers <= set(VOCABULARY), f"add to VOCABULARY: {wrappers - set(VOCABULARY)}"
