@@ -26,7 +26,7 @@ from cuattn.kernels.base import Cost, Launch, Plan
 from cuattn.kernels.flash import ROW as FLASH
 
 def plan(shape, device, overrides=None):
-    return Plan((Launch(str(Path(__file__).with_name("mine.cu")), "mine", (1, 1, 1), 32, 128, {}),), {})
+    return Plan((Launch(str(Path(__file__).with_name("mine.cu")), "mine", (1, 1, 1), 32, 4096, {}),), {})
 
 ROW = dataclasses.replace(FLASH, name="mine", file="mine.cu", constants={}, plan=plan,
                           arguments=lambda shape, plan, t: [[("lse", t["lse"])]],
@@ -112,13 +112,6 @@ def test_a_union_is_named_and_a_launch_without_shared_memory_says_so(documents):
     paged, combine = documents["paged"]["shared"]
     assert any("ring and state share bytes" in line for line in explain_read.notes(paged))
     assert combine["why"] == "it uses no shared memory" and combine["struct"] is None
-
-
-def test_conflicts_are_found_where_a_row_is_a_multiple_of_the_banks(documents):
-    """paged leaves its partial O in rows of 64 float32: eight rows of a store start in one bank."""
-    sites = explain_read.merged(documents["paged"]["sites"], explain_read.SHARED)
-    struck = {explain_read.source_line(documents["paged"], s) for s in sites if s["conflicts"]}
-    assert struck == {"store_shared(reinterpret_cast<Pair*>(&s.o[row][r_o.col(n, 0)]),"}
 
 
 def test_the_timeline_follows_the_loop(documents):
@@ -230,7 +223,7 @@ def test_a_mistake_is_one_sentence(what):
 def mine(folder: Path, body: str) -> Path:
     """A kernel from outside: one warp, its row, and a body of its own."""
     (folder / "mine.cu").write_text('#include "prim/gmem.cuh"\n#include "prim/smem.cuh"\n'
-                                    "struct Smem { float x[32]; };\n"
+                                    "struct Smem { float x[1024]; };\n"
                                     f"KERNEL(32, 1) mine(const View<float, 3> g_lse) {{\n{body}\n}}\n")
     (folder / "mine.py").write_text(MINE)
     return folder / "mine.py"
@@ -248,7 +241,7 @@ def test_a_kernel_from_outside_that_is_wrong_is_shown_and_fails(tmp_path):
     assert document["files"][str(tmp_path / "mine.cu")].startswith("#include")
     (site,) = document["sites"]
     assert (site["line"], site["bytes"], site["sectors"]) == (5, 128, 4)
-    assert document["shared"][0]["why"].startswith("its members cannot be told: mine takes 128 bytes")
+    assert document["shared"][0]["why"].startswith("its members cannot be told: mine takes 4096 bytes")
     assert "its members cannot be told" in done.stdout
 
 
@@ -256,6 +249,20 @@ def test_a_kernel_that_does_what_it_must_not_is_a_sentence(tmp_path):
     path = mine(tmp_path, "  store_global(g_lse.at(0, 0) + (1ll << 40), 1.f);")
     done = command("mine", "--kernel", path, "--shape", "M=32,N=16,H=1")
     assert done.returncode == 1 and "mine.cu:5" in done.stdout and len(done.stdout.splitlines()) == 1
+
+
+def test_bank_conflicts_are_told_of_the_line_that_has_them(tmp_path):
+    """A column of a 32 × 32 tile of float32 lies in one bank; a row lies in all of them."""
+    path = mine(tmp_path, "Smem& s = dynamic_smem<Smem>();\nstore_shared(&s.x[32 * threadIdx.x], 1.f);\n"
+                          "if (threadIdx.x < 31) store_shared(&s.x[threadIdx.x + 1], 1.f);")
+    command("mine", "--kernel", path, "--shape", "M=32,N=16,H=1", "--out", tmp_path / "out")
+    document = explain_store.read(tmp_path / "out" / explain_store.DOCUMENT)
+    sites = explain_read.merged(document["sites"], explain_read.SHARED)
+    told = [(site["line"], site["wavefronts"], site["conflicts"]) for site in sites]
+    assert told == [(6, 32, 31), (7, 1, 0)]
+    (member,) = document["shared"][0]["members"]
+    assert (member["name"], member["count"], member["size"]) == ("x", 1024, 4096)
+    assert member["written_by"] == [0, 1] and member["read_by"] == []
 
 
 def test_a_race_is_found_and_leaves_no_explanation(tmp_path):
