@@ -1,0 +1,58 @@
+"""The player of lessons notices what a lesson does not do as it shows."""
+from __future__ import annotations
+
+import pytest
+from lesson import ROOT, Reader, Wrong, matches
+
+@pytest.mark.parametrize("shown, printed, equal", [
+    ("a\nb", "a\nb\n", True),
+    ("a  \nb\n\n", "a\nb   ", True),
+    ("a\nb", "a\nb\nc", False),
+    ("a", "", False),
+    ("", "a", False),
+    ("x … z", "x y z", True),
+    ("x … z", "x\ny z", False),
+    ("(…) 1.5", "(7) 1x5", False),
+    ("…", "", True),
+    ("a\n…\nd", "a\nb\nc\nd", True),
+    ("a\n…\nd", "a\nd", True),
+    ("a\n…\nd", "a\nb\nc", False),
+    ("…\nd\n…", "c\nd\ne", True),
+    ("…\nd\n…", "c\nxd\ne", False),
+])
+def test_dots_stand_for_anything_and_nothing_else_does(shown, printed, equal):
+    assert matches(shown, printed) is equal
+
+
+@pytest.mark.parametrize("lesson, message", [
+    ("```console\n$ echo 3\n4\n```", r"line 2: the command prints something else\n--- shown\n(.*\n)*-4\n\+3"),
+    ("\n```console\n$ true\n$ echo x; exit 3\nx\n```", "line 4: the command ends with exit code 3"),
+    ("```console\nls\n```", "line 2: a console block begins with"),
+    ("\n```python\nprint(3)\n```\n```text\n4\n```", r"line 2: the Python block prints .*\n(.*\n)*\+3"),
+    ("```python\nprint(3)\n```", "line 1: the Python block prints"),
+    ("```python\n1 / 0\n```", r"line 1: (.*\n)*\+ZeroDivisionError"),
+    ("```python\nfor i in []:\n    i\ni = 3\n```", r"line 1: (.*\n)*\+SyntaxError"),
+    ("```python\nx = (3,\n```", "line 1: Python waits for more"),
+    ("```python\nimport os\nos._exit(4)\n```", "line 1: the Python session ended, exit code 4"),
+    ("```text\n4\n```", "line 1: no reader would know what to do with 'text'"),
+    ("```sh\nls\n```", "line 1: no reader would know what to do with 'sh'"),
+    ("```python\nx = 3", "line 1: the block has no end"),
+    ("```cuda kernels_cu/absent.cu\nx\n```", "line 1: there is no kernels_cu/absent.cu"),
+    ("```cuda kernels_cu/prefill/flash.cu\nsoftmax.finish()\n```", "line 1: these lines do not stand in"),
+], ids=["output", "exit code", "no prompt", "printed", "not shown", "exception", "no empty line",
+        "unfinished", "session", "text alone", "unknown", "no end", "no file", "quotation"])
+def test_a_lesson_that_is_wrong_is_told_where(tmp_path, lesson, message):
+    with Reader(tmp_path) as reader, pytest.raises(Wrong, match=message):
+        reader.play(lesson)
+
+
+def test_a_lesson_that_is_right(tmp_path):
+    with Reader(tmp_path) as reader:
+        reader.play(
+            "```text lab/deep/x.py\nprint('hello')\n```\n"
+            "```console\n$ .venv/bin/python lab/deep/x.py\nhello\n$ ls lab\ndeep\n```\n"
+            "```python\nimport cuattn\nfor i in range(2):\n    i\n\nx = 7\n```\n```text\n0\n1\n```\n"
+            "```python\nx\nopen('lab/deep/x.py').read()\n```\n```text\n7\n\"print…\n```\n"
+            "```cuda kernels_cu/prefill/flash.cu\n  softmax.finish();\n  softmax.normalise(r_o);\n```\n"
+        )
+    assert (tmp_path / "lab/deep/x.py").is_file() and not (ROOT / "lab/deep").exists()
