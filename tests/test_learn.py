@@ -1,8 +1,48 @@
-"""The player of lessons notices what a lesson does not do as it shows."""
+"""docs/learn.md does what it shows, and the test of it would notice if it did not."""
 from __future__ import annotations
 
+import os
+import re
+
 import pytest
-from lesson import ROOT, Reader, Wrong, matches
+from lesson import ROOT, Reader, Wrong, blocks, matches
+
+LESSON = ROOT / "docs" / "learn.md"
+
+
+def test_every_block_does_what_it_shows(tmp_path):
+    before = sorted(os.listdir(ROOT))
+    with Reader(tmp_path) as reader:
+        reader.play(LESSON.read_text(encoding="utf-8"))
+    assert sorted(os.listdir(ROOT)) == before
+
+
+def test_every_kind_of_block_is_there():
+    found = blocks(LESSON.read_text(encoding="utf-8"))
+    assert {block.kind for block in found} >= {"console", "python", "text", "cuda"}
+    assert any(block.file.startswith("kernels_cu/") for block in found)
+
+
+def _anchors(path) -> set[str]:
+    """What GitHub makes of the headings."""
+    heads = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.M)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("page", ["docs/learn.md", "README.md"])
+def test_links_lead_somewhere(page):
+    links = re.findall(r"\]\(([^)\s]+)\)", (ROOT / page).read_text(encoding="utf-8"))
+    assert links
+    for link in links:
+        file, _, anchor = link.partition("#")
+        path = (ROOT / page).parent / file if file else ROOT / page
+        assert path.exists(), link
+        assert not anchor or anchor in _anchors(path), link
+    assert page != "README.md" or "docs/learn.md" in links
+
+
+# --- the test's own test
+
 
 @pytest.mark.parametrize("shown, printed, equal", [
     ("a\nb", "a\nb\n", True),
