@@ -26,6 +26,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from cuattn import sanitize
 from cuattn import sources as tree
 from cuattn.sources import CompileError, Sources, entries, source_hash, source_path, sources, stamp
 
@@ -201,7 +202,7 @@ def _nvrtc_identity(major: int, minor: int) -> str:
 def _options(target: str) -> tuple[tuple[str, ...], str]:
     """Options and compiler identity of a target."""
     if target == "cpu":
-        return HOST_OPTIONS, _host_identity(host_compiler())
+        return HOST_OPTIONS + sanitize.compile_options(), _host_identity(host_compiler())
     return NVRTC_OPTIONS + (f"-arch={target}",), _nvrtc_identity(*_nvrtc().getVersion())
 
 

@@ -18,16 +18,18 @@ from math import prod
 import numpy as np
 
 from cuattn import cpu_child
+from cuattn.compile import host_compiler
 from cuattn.cpu_arena import POISON, Arena
 from cuattn.cpu_process import Process, stop_all
 from cuattn.cpu_schedules import Schedule, ScheduleError, check_schedules
 from cuattn.cpu_trace import Trace
 from cuattn.devices import CPU
 from cuattn.machine import Counters, DeviceError, MachineUnavailable, RaceError, Tensor, pack
+from cuattn.sanitize import child_environment, sanitizer
 
 __all__ = ["CpuMachine", "Schedule", "ScheduleError", "check_schedules"]
 
-WINDOWS = (0x1000_0000_0000, 0x0600_0000_0000, 0x20_0000_0000)  # where device addresses may lie, far from all
+WINDOWS = (0x2000_0000_0000, 0x0600_0000_0000, 0x20_0000_0000)  # where device addresses may lie, far from all
 MAX_WORKERS = 8
 STEP_LIMIT = 1 << 30
 
@@ -254,9 +256,9 @@ class CpuMachine:
 
     def _start(self, count: int) -> None:
         """Makes sure that `count` children run."""
-        reasons = []
+        reasons, environment = [], child_environment(host_compiler()) if sanitizer() else None
         for window in WINDOWS if self._window is None else (self._window,):
-            fresh = [Process(self.arena, window) for _ in range(count - len(self._processes))]
+            fresh = [Process(self.arena, window, environment) for _ in range(count - len(self._processes))]
             replies = [worker.receive() for worker in fresh]
             if all(kind == cpu_child.OK for kind, _ in replies):
                 self._processes += fresh

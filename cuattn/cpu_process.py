@@ -13,15 +13,24 @@ from cuattn.cpu_arena import Arena
 
 
 class Process:
-    """A child process and the pipes to it."""
+    """A child process and the pipes to it.
 
-    def __init__(self, arena: Arena, window: int):
+    Parameters
+    ----------
+    arena : Arena
+    window : int
+        Where its device addresses begin.
+    environment : dict of str to str, optional
+        Default: that of this process.
+    """
+
+    def __init__(self, arena: Arena, window: int, environment: dict[str, str] | None = None):
         self._stderr = tempfile.TemporaryFile()
         command = [sys.executable, "-S", "-E", str(Path(cpu_child.__file__).resolve())]
         command += [str(n) for n in (arena.fd, arena.size, window, os.getpid())]
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr, pass_fds=(arena.fd,),
-            bufsize=0,
+            bufsize=0, env=environment,
         )
 
     def send(self, request: dict) -> None:

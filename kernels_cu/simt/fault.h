@@ -21,6 +21,11 @@ struct FaultText {
     while (*text && size < sizeof bytes) bytes[size++] = *text++;
     return *this;
   }
+  FaultText& up_to(const char* end, const char* text) {
+    for (size_t n = strlen(end); *text && strncmp(text, end, n) && size < sizeof bytes; ++text)
+      bytes[size++] = *text;
+    return *this;
+  }
   FaultText& number(uint64_t value, unsigned base = 10) {
     char digits[24];
     int n = 0;
@@ -89,18 +94,40 @@ inline void describe_fault(FaultText& text, int signal, uintptr_t address) {
   }
 }
 
+inline void say_who(FaultText& text) {
+  if (!current) return;
+  text << "; thread ";
+  text.coordinates(current->thread_idx) << " of block ";
+  text.coordinates(machine.block->index);
+}
+
 inline void on_fault(int signal, siginfo_t* info, void*) {
   static constinit FaultText text{};
   text << machine.launch.kernel << ": ";
   describe_fault(text, signal, reinterpret_cast<uintptr_t>(info->si_addr));
-  if (current) {
-    text << "; thread ";
-    text.coordinates(current->thread_idx) << " of block ";
-    text.coordinates(machine.block->index);
-  }
+  say_who(text);
   text.send(machine.launch.fault_fd);
   _Exit(128 + signal);
 }
+
+#if defined(__SANITIZE_ADDRESS__)
+/// AddressSanitizer's report as a sentence: what it found, of which access, where. It ends the process then.
+inline void on_sanitizer_report(const char* report) {
+  static constinit FaultText text{};
+  text << machine.launch.kernel << ": ";
+  if (const char* what = strstr(report, "AddressSanitizer: ")) {
+    text.up_to(" on ", what);
+    if (const char* access = strchr(what, '\n')) {
+      (text << ", ").up_to(" at ", access + 1);
+      const char* frame = strstr(access, " in ");
+      while (frame && !strncmp(frame, " in __", 6)) frame = strstr(frame + 1, " in ");  // memcpy and its like
+      if (frame) text.up_to("\n", frame);
+    }
+  }
+  say_who(text);
+  text.send(machine.launch.fault_fd);
+}
+#endif
 
 /// Handles faults while it lives.
 struct FaultHandler {
@@ -119,6 +146,7 @@ struct FaultHandler {
     action.sa_flags = SA_SIGINFO | SA_ONSTACK;
     sigemptyset(&action.sa_mask);
     for (int i = 0; i < 4; ++i) sigaction(SIGNALS[i], &action, before + i);
+    SIMT_SANITIZED(__asan_set_error_report_callback(on_sanitizer_report);)
   }
   ~FaultHandler() {
     for (int i = 0; i < 4; ++i) sigaction(SIGNALS[i], before + i, nullptr);

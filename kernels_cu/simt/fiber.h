@@ -9,13 +9,22 @@
 #include <string.h>
 #include <sys/mman.h>
 
-extern "C" void simt_fiber_switch(void** save_stack_pointer, void* to_stack_pointer);
 extern "C" void simt_fiber_boot();
 
 #if defined(__APPLE__)
 #define SIMT_SYMBOL(name) "_" name
 #else
 #define SIMT_SYMBOL(name) name
+#endif
+
+#if defined(__SANITIZE_ADDRESS__)
+#include "sanitize.h"  // its simt_fiber_switch calls simt_fiber_jump
+#define SIMT_SWITCH "simt_fiber_jump"
+#define SIMT_SANITIZED(...) __VA_ARGS__
+#else
+extern "C" void simt_fiber_switch(void** save_stack_pointer, void* to_stack_pointer);
+#define SIMT_SWITCH "simt_fiber_switch"
+#define SIMT_SANITIZED(...)
 #endif
 
 // Weak, so that two units may be linked into one shared object.
@@ -27,7 +36,7 @@ extern "C" void simt_fiber_boot();
 
 #if defined(__x86_64__)
 asm(".text\n"
-    SIMT_FUNCTION("simt_fiber_switch")
+    SIMT_FUNCTION(SIMT_SWITCH)
     "pushq %rbp\n pushq %rbx\n pushq %r12\n pushq %r13\n pushq %r14\n pushq %r15\n"
     "movq %rsp, (%rdi)\n"
     "movq %rsi, %rsp\n"
@@ -37,6 +46,7 @@ asm(".text\n"
     "popq %rcx\n"
     "jmp *%rcx\n"
     SIMT_FUNCTION("simt_fiber_boot")
+    SIMT_SANITIZED("call " SIMT_SYMBOL("simt_fiber_arrived") "\n")
     "movq %r12, %rdi\n"
     "call *%r13\n"
     "ud2\n");
@@ -57,7 +67,7 @@ inline void* fiber_start(char* stack_top, void (*fn)(void*), void* argument) {
 
 #elif defined(__aarch64__)
 asm(".text\n"
-    SIMT_FUNCTION("simt_fiber_switch")
+    SIMT_FUNCTION(SIMT_SWITCH)
     "sub sp, sp, #160\n"
     "stp x19, x20, [sp, #0]\n stp x21, x22, [sp, #16]\n stp x23, x24, [sp, #32]\n stp x25, x26, [sp, #48]\n"
     "stp x27, x28, [sp, #64]\n stp x29, x30, [sp, #80]\n"
@@ -69,6 +79,7 @@ asm(".text\n"
     "add sp, sp, #160\n"
     "ret\n"
     SIMT_FUNCTION("simt_fiber_boot")
+    SIMT_SANITIZED("bl " SIMT_SYMBOL("simt_fiber_arrived") "\n")
     "mov x0, x19\n"
     "blr x20\n"
     "brk #1\n");
@@ -91,7 +102,7 @@ namespace simt {
 
 /// Stacks for the threads of a block, each with a guard page below it. Grows, never shrinks.
 struct StackPool {
-  static constexpr size_t STACK_BYTES = 256 * 1024;
+  static constexpr size_t STACK_BYTES = 256 * 1024 SIMT_SANITIZED(*4);  // red zones take room
   char* base;
   size_t guard_bytes;
   int count;
@@ -99,7 +110,13 @@ struct StackPool {
   size_t stride() const { return STACK_BYTES + guard_bytes; }
 
   bool reserve(int threads, size_t page) {
-    if (threads <= count) return true;
+    if (threads > count && !grow(threads, page)) return false;
+    SIMT_SANITIZED(sanitized_stacks.set_fibers(base, count, STACK_BYTES, guard_bytes);)
+    SIMT_SANITIZED(__asan_unpoison_memory_region(base, threads * stride());)  // abandoned with a launch
+    return true;
+  }
+  bool grow(int threads, size_t page) {
+    SIMT_SANITIZED(__asan_unpoison_memory_region(base, count * stride());)
     if (base) munmap(base, count * stride());
     guard_bytes = page, count = 0;
     void* p = mmap(nullptr, threads * stride(), PROT_READ | PROT_WRITE,
