@@ -24,13 +24,14 @@ class Process:
         Default: that of this process.
     """
 
+    program = (sys.executable, "-S", "-E", str(Path(cpu_child.__file__).resolve()))
+
     def __init__(self, arena: Arena, window: int, environment: dict[str, str] | None = None):
         self._stderr = tempfile.TemporaryFile()
-        command = [sys.executable, "-S", "-E", str(Path(cpu_child.__file__).resolve())]
-        command += [str(n) for n in (arena.fd, arena.size, window, os.getpid())]
+        numbers = [str(n) for n in (arena.fd, arena.size, window, os.getpid())]
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr, pass_fds=(arena.fd,),
-            bufsize=0, env=environment,
+            [*self.program, *numbers], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr,
+            pass_fds=(arena.fd,), bufsize=0, env=environment,
         )
 
     def send(self, request: dict) -> None:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 import signal
 import subprocess
@@ -196,6 +197,8 @@ def test_several_processes_fail_as_one(entry):
     ("null_pointer", {"g_null": np.uint64(WILD)}, "dereference of a wild pointer (address 0x123456789000)"),
     ("null_argument", {"g_null": np.uint64(0)}, "write of 4 bytes of global memory at 0, which is not a "),
     ("stack_overflow", {"depth": 100000}, "stack overflow: the thread's local arrays and calls need "),
+    ("wide_stack_overflow", {"depth": 400}, "stack overflow: the thread's local arrays and calls need "),
+    ("illegal", {}, "an illegal instruction (an unreachable statement reached"),
 ])
 def test_faults(machine, entry, args, text):
     assert text in message(machine, entry, g_out=machine.empty(32, np.int32), **args)
@@ -213,7 +216,7 @@ def test_trap_and_division(machine):
     where = f"thread (5,0,0) of block (0,0,0) at faults.cu:{at}"
     assert text == f"trapped: the table names page 9 of 4; {where}"
     launch(machine, "divide", g_out=out, by=2)
-    if sys.platform == "linux" and os.uname().machine == "x86_64":
+    if sys.platform == "linux" and platform.machine() == "x86_64":
         assert "integer division by zero" in message(machine, "divide", g_out=out, by=0)
 
 

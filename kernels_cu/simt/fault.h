@@ -65,7 +65,7 @@ inline void describe_fault(FaultText& text, int signal, uintptr_t address) {
   uintptr_t in_shared = address - reinterpret_cast<uintptr_t>(machine.shared_window);
   if (signal == SIGFPE) {
     text << "integer division by zero";
-  } else if (signal == SIGILL) {
+  } else if (signal == SIGILL || signal == SIGTRAP) {
     text << "an illegal instruction (an unreachable statement reached, or code built for another CPU)";
   } else if (address - launch.window < launch.window_bytes) {
     text << "raw dereference of device memory";
@@ -131,8 +131,9 @@ inline void on_sanitizer_report(const char* report) {
 
 /// Handles faults while it lives.
 struct FaultHandler {
-  static constexpr int SIGNALS[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL};
-  struct sigaction before[4];
+  static constexpr int SIGNALS[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP};
+  static constexpr int COUNT = sizeof SIGNALS / sizeof *SIGNALS;
+  struct sigaction before[COUNT];
   stack_t stack_before;
 
   FaultHandler() {
@@ -145,11 +146,11 @@ struct FaultHandler {
     action.sa_sigaction = on_fault;
     action.sa_flags = SA_SIGINFO | SA_ONSTACK;
     sigemptyset(&action.sa_mask);
-    for (int i = 0; i < 4; ++i) sigaction(SIGNALS[i], &action, before + i);
+    for (int i = 0; i < COUNT; ++i) sigaction(SIGNALS[i], &action, before + i);
     SIMT_SANITIZED(__asan_set_error_report_callback(on_sanitizer_report);)
   }
   ~FaultHandler() {
-    for (int i = 0; i < 4; ++i) sigaction(SIGNALS[i], before + i, nullptr);
+    for (int i = 0; i < COUNT; ++i) sigaction(SIGNALS[i], before + i, nullptr);
     sigaltstack(&stack_before, nullptr);
   }
 };

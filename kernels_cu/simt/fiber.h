@@ -100,9 +100,16 @@ inline void* fiber_start(char* stack_top, void (*fn)(void*), void* argument) {
 
 namespace simt {
 
-/// Stacks for the threads of a block, each with a guard page below it. Grows, never shrinks.
+/// Stacks for the threads of a block, each with a guard below it. Grows, never shrinks.
 struct StackPool {
   static constexpr size_t STACK_BYTES = 256 * 1024 SIMT_SANITIZED(*4);  // red zones take room
+  // Farther below the stack pointer than this no call goes without a probe (-fstack-clash-protection), so a
+  // guard as large cannot be stepped over.
+#if defined(__aarch64__)
+  static constexpr size_t PROBED_BYTES = 65536;
+#else
+  static constexpr size_t PROBED_BYTES = 4096;
+#endif
   char* base;
   size_t guard_bytes;
   int count;
@@ -118,7 +125,7 @@ struct StackPool {
   bool grow(int threads, size_t page) {
     SIMT_SANITIZED(__asan_unpoison_memory_region(base, count * stride());)
     if (base) munmap(base, count * stride());
-    guard_bytes = page, count = 0;
+    guard_bytes = page > PROBED_BYTES ? page : PROBED_BYTES, count = 0;
     void* p = mmap(nullptr, threads * stride(), PROT_READ | PROT_WRITE,
                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     base = p == MAP_FAILED ? nullptr : static_cast<char*>(p);
@@ -132,7 +139,7 @@ struct StackPool {
   // no more than half a page, so that what a thread uses most stays in one page.
   char* top(int i) const { return base + (i + 1) * stride() - size_t(i % 32) * 64; }
 
-  /// Index of the stack whose guard page holds this address, or -1.
+  /// Index of the stack whose guard holds this address, or -1.
   int guard_of(uintptr_t address) const {
     uintptr_t offset = address - reinterpret_cast<uintptr_t>(base);
     if (!base || offset >= count * stride()) return -1;

@@ -109,12 +109,26 @@ __attribute__((noinline)) int recurse(int n) {
 }
 KERNEL(32, 1) stack_overflow(int* g_out, int depth) { store_global(g_out + threadIdx.x, recurse(depth)); }
 
+/// Frames of several pages, larger than a guard page.
+__attribute__((noinline)) int recurse_wide(int n) {
+  volatile int local[5000];
+  local[0] = n;
+  return n ? recurse_wide(n - 1) + local[0] : 0;
+}
+KERNEL(32, 1) wide_stack_overflow(int* g_out, int depth) {
+  store_global(g_out + threadIdx.x, recurse_wide(depth));
+}
+
 KERNEL(32, 1) null_pointer(int* g_out, int* g_null) { *g_null = 1; }
 
 KERNEL(32, 1) null_argument(int* g_out, int* g_null) { store_global(g_null, 1); }
 
 KERNEL(32, 1) divide(int* g_out, int by) {
   store_global(g_out + threadIdx.x, 7 / (by + int(threadIdx.x) / 32));
+}
+
+KERNEL(32, 1) illegal(int* g_out) {
+  if (threadIdx.x == 5) __builtin_trap();
 }
 
 KERNEL(32, 1) trapped(int* g_out) {
