@@ -88,6 +88,8 @@ class Program:
         Each thread's registers, before and after.
     shared : (SHARED_BYTES / 4,) uint32
         What the threads that reach the end write out of shared memory; all ones where none does.
+    needed : list of int
+        Which of the code are barriers without which the next instruction races.
     """
 
     threads: int
@@ -95,6 +97,7 @@ class Program:
     start: np.ndarray = field(repr=False)
     end: np.ndarray = field(repr=False)
     shared: np.ndarray = field(repr=False)
+    needed: list[int] = field(default_factory=list)
 
     def words(self) -> np.ndarray:
         """The code as the interpreter reads it."""
@@ -208,7 +211,7 @@ def settle(drawn: Sequence[Instruction], start: np.ndarray) -> Program:
     drawn : sequence of Instruction
     start : (threads, REGISTERS) uint32
     """
-    block, clocks, code = Block(start), Clocks(len(start), SHARED_BYTES), []
+    block, clocks, code, needed = Block(start), Clocks(len(start), SHARED_BYTES), [], []
 
     def emit(i: Instruction) -> None:
         part = block.part(i)
@@ -236,11 +239,12 @@ def settle(drawn: Sequence[Instruction], start: np.ndarray) -> Program:
         elif i.op == "EXIT" and clocks.unseen(part, block.live):  # what has left meets nobody any more
             remedy = "BLOCK_SYNC"
         if remedy:
+            needed += [len(code)] if i.op in SHARED else []
             emit(Instruction(remedy, masks=everyone))
         emit(replace(i, otherwise=i.otherwise and not remedy))
     shared = block.shared.view(np.uint32).copy()
     shared[~block.live[np.arange(len(shared)) % block.threads]] = 0xFFFFFFFF
-    return Program(block.threads, code, start, block.registers, shared)
+    return Program(block.threads, code, start, block.registers, shared, needed)
 
 
 # ---- as CUDA

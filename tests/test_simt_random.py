@@ -2,19 +2,18 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from simt_programs import BARRIERS, LANES, OPS, REGISTERS, SHARED_BYTES, Instruction, cuda, draw, settle
+from simt_launch import kernel, values
+from simt_programs import LANES, OPS, REGISTERS, SHARED_BYTES, Instruction, cuda, draw, settle
 
 from cuattn.compile import build
 from cuattn.cpu import CpuMachine
-from cuattn.machine import DeviceError
+from cuattn.machine import RaceError
 
-INTERPRETER = Path(__file__).parent / "simt_kernels" / "interpreter.cu"
 THREADS = (32, 64, 128, 40, 100)  # the last two leave part of a warp empty
 SCHEDULES = ({"order": "forward"}, {"order": "reverse"}, {"order": "shuffle", "seed": 5})
 
@@ -44,40 +43,53 @@ def registers(threads: int, seed: int) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def machine():
-    made = CpuMachine(workers=1)
+    made = CpuMachine(workers=1, races=True)
     yield made
     made.close()
 
 
-def disagreement(machine, built, program, code=None) -> str:
-    """Empty where every order leaves what NumPy does; else the program, and the first number that differs."""
-    start = machine.tensor(machine.upload(program.start.reshape(-1)))
-    end, shared = machine.empty(program.end.size, np.uint32), machine.empty(program.shared.size, np.uint32)
-    args = [("g_in", start), ("g_out", machine.tensor(end)), ("g_shared", machine.tensor(shared))]
-    if code is not None:
-        words = machine.tensor(machine.upload(np.append(code, np.uint32(0))))
-        args = [("g_code", words), ("length", np.int32(len(code))), *args]
-    for schedule in SCHEDULES:
-        machine.poison(end), machine.poison(shared)
-        with machine.schedule(**schedule):
-            machine.launch(built, 1, program.threads, SHARED_BYTES, args)
-        for name, got, expected in (("registers", end, program.end), ("shared", shared, program.shared)):
-            differ = np.argwhere(got.reshape(expected.shape) != expected)
-            if len(differ):
-                listing = "\n".join(map(str, program.code))
-                return f"{schedule}: {name}{differ[0].tolist()} of {program.threads} threads\n{listing}"
-    return ""
+def interpreter():
+    return kernel("interpreter.cu", "interpreter")
+
+
+def run(machine, built, program, code=None):
+    """What a program leaves behind: (name, got, expected) of its registers and its shared memory."""
+    end, shared = machine.empty(program.end.shape, np.uint32), machine.empty(program.shared.shape, np.uint32)
+    given = {}
+    if code is not None:  # for the interpreter; one number more, since an array without any has no address
+        given = {"g_code": machine.upload(np.append(code, np.uint32(0))), "length": len(code)}
+    args = values(machine, **given, g_in=machine.upload(program.start), g_out=end, g_shared=shared)
+    machine.launch(built, 1, program.threads, SHARED_BYTES, args)
+    return ("registers", end, program.end), ("shared", shared, program.shared)
 
 
 def check(machine, built, program, code=None) -> None:
-    if text := disagreement(machine, built, program, code):
-        raise AssertionError(text)
+    """Every order leaves what NumPy does; else the program, and the first number that differs."""
+    for schedule in SCHEDULES:
+        with machine.schedule(**schedule):
+            left = run(machine, built, program, code)
+        for name, got, expected in left:
+            differ = np.argwhere(got != expected)
+            if len(differ):
+                listing = "\n".join(map(str, program.code))
+                raise AssertionError(f"{schedule}: {name}{differ[0].tolist()} of {program.threads} threads\n"
+                                     f"{listing}")
 
 
-@settings(max_examples=400, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=300, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(program=programs())
 def test_interpreted_programs(machine, program):
-    check(machine, build(str(INTERPRETER), "interpreter", {}, "cpu"), program, program.words())
+    check(machine, interpreter(), program, program.words())
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(program=programs().filter(lambda program: program.needed), number=st.integers(0, 1 << 10))
+def test_a_barrier_that_is_missing_is_a_race_in_every_order(machine, program, number):
+    gone = program.needed[number % len(program.needed)]
+    code = np.delete(program.words(), gone, axis=0)
+    for schedule in SCHEDULES:
+        with machine.schedule(**schedule), pytest.raises(RaceError):
+            run(machine, interpreter(), program, code)
 
 
 def test_compiled_programs(machine, tmp_path):
@@ -94,7 +106,7 @@ def test_compiled_programs(machine, tmp_path):
     for n, program in enumerate(settled):
         built = build(str(tmp_path / "programs.cu"), f"program_{n}", {}, "cpu")
         check(machine, built, program)
-        check(machine, build(str(INTERPRETER), "interpreter", {}, "cpu"), program, program.words())
+        check(machine, interpreter(), program, program.words())
 
 
 def test_barriers_stand_where_threads_would_race_and_one_that_is_missing_shows(machine):
@@ -105,12 +117,12 @@ def test_barriers_stand_where_threads_would_race_and_one_that_is_missing_shows(m
              Instruction("LOAD", to=3, immediate=next_warp)]
     program = settle(drawn, registers(64, 0))
     assert [i.op for i in program.code] == ["THREAD", "STORE", "WARP_SYNC", "LOAD", "BLOCK_SYNC", "LOAD"]
-    built = build(str(INTERPRETER), "interpreter", {}, "cpu")
-    check(machine, built, program, program.words())
-    for kind in ("WARP_SYNC", *BARRIERS):
-        left = [row for i, row in zip(program.code, program.words()) if i.op != kind]
-        if len(left) < len(program.code):
-            try:
-                assert disagreement(machine, built, program, np.array(left))
-            except DeviceError as error:
-                assert "race in shared memory" in str(error)
+    check(machine, interpreter(), program, program.words())
+    for gone in program.needed:
+        code = np.delete(program.words(), gone, axis=0)
+        with pytest.raises(RaceError):
+            run(machine, interpreter(), program, code)
+        machine.races = False
+        with pytest.raises(AssertionError, match="of 64 threads"):
+            check(machine, interpreter(), program, code)
+        machine.races = True
