@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from simt_launch import KERNELS, line_of, values
 
 from cuattn.compile import build, host_compiler
 from cuattn.cpu import CpuMachine
@@ -15,7 +16,7 @@ from cuattn.machine import DeviceError, MachineUnavailable
 from cuattn.sanitize import VARIABLE, library
 
 TESTS = Path(__file__).parent
-OVERFLOW = TESTS / "simt_kernels" / "overflow.cu"
+OVERFLOW = KERNELS / "overflow.cu"
 
 
 @pytest.fixture
@@ -31,8 +32,8 @@ def asan(monkeypatch):
 def launch(machine, entry, size):
     """The output of a kernel of overflow.cu whose arrays hold 4 numbers."""
     out = machine.empty(64, np.int32)
-    args = [("g_out", machine.tensor(out)), ("size", np.int32(size))]
-    machine.launch(build(str(OVERFLOW), entry, {}, "cpu"), 1, 64, 0, args)
+    built = build(str(OVERFLOW), entry, {}, "cpu")  # not remembered: the variable changes
+    machine.launch(built, 1, 64, 0, values(machine, g_out=out, size=size))
     return out
 
 
@@ -41,14 +42,13 @@ def launch(machine, entry, size):
     ("past_table", "global-buffer-overflow, READ of size 4", "past the table where size is 4"),
 ])
 def test_an_overflow_is_reported_and_the_next_launch_works(asan, entry, what, text):
-    lines = [i for i, line in enumerate(OVERFLOW.read_text().splitlines(), 1) if text in line]
     machine = CpuMachine(workers=1)
     assert (launch(machine, entry, 3) <= 5).all()
     with pytest.raises(DeviceError) as caught:
         launch(machine, entry, 5)
     message = str(caught.value)
     assert message.startswith(f"{entry}: AddressSanitizer: {what} in {entry} ")
-    assert f"overflow.cu:{lines[0]}" in message
+    assert f"overflow.cu:{line_of('overflow.cu', text)}" in message
     assert message.endswith(",0,0) of block (0,0,0)")
     launch(machine, entry, 3)
     machine.close()
@@ -68,7 +68,8 @@ def test_without_it_the_same_overflow_goes_unseen(asan, monkeypatch):
 
 def test_the_machine_is_clean_and_reports_its_own_faults(asan):
     """All of its unit tests but those that wait for processes to end, and one case of attention."""
-    cases = ["test_simt.py", "test_simt_faults.py", "test_flash.py::test_tiles[cpu-(64, 32, 2)]"]
+    cases = ["test_simt.py", "test_simt_faults.py", "test_simt_races.py",
+             "test_flash.py::test_tiles[cpu-(64, 32, 2)]"]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist",
                "-k", "not children_end", *(str(TESTS / case) for case in cases)]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
