@@ -48,7 +48,7 @@ class CpuMachine:
         Steps (loads, atomics and waits) after which a block is taken to wait forever. Default:
         $CUATTN_CPU_STEP_LIMIT, else 2³⁰.
     races : bool, optional
-        Whether to look for races in shared memory, which takes up to twice as long; `machine.races` may be
+        Whether to look for races in shared memory, which takes 1.1 to 2.6 times as long; `machine.races` may be
         changed at any time. Default: $CUATTN_CPU_RACES (0 or 1), else not.
 
     Raises
