@@ -1,4 +1,4 @@
-"""The commands: list, plan, run, resume, show, explain, doctor."""
+"""The commands: list, plan, run, resume, show, explain, capacity, doctor."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from cuattn.machine import DeviceError
+from experiments import capacity_cli, estimate, explain_shape, runner, store, tables
 from experiments import doctor as doctoring
-from experiments import estimate, explain_shape, runner, store, tables
 from experiments.suite import load_suite, suite_names
 from experiments.sweep import Options
 from experiments.words import UserError, nearest
@@ -265,6 +265,9 @@ def _show(loaded: store.Loaded, manifest: dict) -> None:
         f"{len(frame)} of {total} cases: " + ", ".join(f"{n} {s}" for s, n in counts.most_common()),
         highlight=False,
     )
+
+
+capacity_cli.register(app, console)
 
 
 @app.command()
