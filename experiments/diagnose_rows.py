@@ -1,0 +1,281 @@
+"""Causes *inferred* from the rows of a run: each row's facts, and what most rows of a kernel have in common.
+
+Uses of compute and bandwidth are shares of the device's ceilings: those that the suite `ceilings` measured on
+it, else its datasheet's. A case whose work the device would do in less than ten times an empty launch says
+nothing of its kernel and is set aside as too small.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from cuattn.devices import lookup
+from cuattn.kernels.base import ELEMENT_BYTES, ceil_div
+from experiments import store
+from experiments.catalog import PEERS
+from experiments.costs import array_bytes
+from experiments.diagnose import Diagnosis, Value, diagnose
+from experiments.quantities import gb
+from experiments.words import UserError, nearest
+
+RECORDED = Path(__file__).with_name("recorded")
+FAMILIES = ("prefill", "decode")
+SMALL = 10  # empty launches
+TAIL_SAMPLES = 100  # fewer have no 99th percentile
+NONE, TOO_SMALL, UNTIMED = "no fault found", "too small to judge", "no time to judge by"
+_SHAPE = ("family", "model", "b", "h", "hkv", "m", "n", "d", "dtype", "causal", "layout", "page_size",
+          "page_order", "lengths_source", "tokens", "max_len", "seed", "cache_mode", "mode")
+
+
+@dataclass(frozen=True)
+class Ceiling:
+    """What the device can do at most: read in GB/s, compute in TFLOP/s, and who says so."""
+
+    read_gbps: float | None = None
+    tflops: float | None = None
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row: its shape in words, its flop, its diagnosis, its verdict (a cause, or why there is none)."""
+
+    label: str
+    work: float
+    diagnosis: Diagnosis
+    verdict: str
+
+
+@dataclass
+class Kernel:
+    """All rows of one kernel with one set of constants in one run."""
+
+    run: str
+    device: str
+    name: str
+    family: str
+    cases: list[Case] = field(default_factory=list)
+
+    @property
+    def counts(self) -> Counter:
+        """How many rows ended with each verdict."""
+        return Counter(case.verdict for case in self.cases)
+
+    @property
+    def verdict(self) -> str:
+        """What more than half of the rows that can be judged say."""
+        judged = self.judged
+        if not judged:
+            return self.counts.most_common(1)[0][0]
+        most, count = judged.most_common(1)[0]
+        return most if 2 * count > judged.total() else NONE
+
+    @property
+    def judged(self) -> Counter:
+        """The verdicts of the rows that can be judged."""
+        return Counter({v: n for v, n in self.counts.items() if v not in (TOO_SMALL, UNTIMED)})
+
+    @property
+    def example(self) -> Case:
+        """Of the rows with the kernel's verdict, or of all, that with the most evidence; then the largest."""
+
+        def key(case: Case) -> tuple[float, float]:
+            return max((f.strength for f in case.diagnosis.findings), default=0), case.work
+
+        return max([case for case in self.cases if case.verdict == self.verdict] or self.cases, key=key)
+
+
+def kernels(path: Path, only: str | None = None) -> list[Kernel]:
+    """Diagnose the prefill and decode kernels of a run, or of all runs below a folder.
+
+    Raises
+    ------
+    UserError
+        No run there, none of its rows is such a kernel's, or none is of the kernel asked for.
+    """
+    loaded = store.read_runs(path)
+    if loaded.frame.empty:
+        raise UserError(f"diagnose: {path} holds no rows; name a run's folder")
+    rows = [row for row in _plain(loaded.frame) if row["family"] in FAMILIES]
+    if not rows:
+        raise UserError(f"diagnose: {path} has no rows of prefill or decode kernels; name another run")
+    names = {row["kernel"] for row in rows}
+    if only is not None and only not in names:
+        raise UserError(f"--kernel: '{only}' has no rows in {path}; {nearest(only, names)}")
+    found: dict[tuple, Kernel] = {}
+    ceilings: dict[str, Ceiling] = {}
+    baselines = {_place(row): row for row in rows if _is_baseline(row)}
+    for row in rows:
+        if only not in (None, row["kernel"]):
+            continue
+        device = str(row.get("device", "an unknown device"))
+        if device not in ceilings:
+            ceilings[device] = ceiling(device, path)
+        name = " ".join([row["kernel"], *(f"{k}={v}" for k, v in _constants(row, "constants").items())])
+        key = (row["run_path"], device, name, row["family"])
+        kernel = found.setdefault(key, Kernel(row["suite"] or key[0], device, name, row["family"]))
+        kernel.cases.append(_case(row, baselines.get(_place(row)), ceilings[device]))
+    return list(found.values())
+
+
+def ceiling(device: str, path: Path) -> Ceiling:
+    """The best rates measured on the device by this run, by `ceilings` beside it, or in the recorded runs."""
+    beside = [p for p in (path, *_siblings(path), *sorted(RECORDED.glob("*/ceilings"))) if p.is_dir()]
+    for folder in beside:
+        frame = store.read_runs(folder).frame
+        frame = frame[(frame["family"] == "probe") & (frame["device"] == device) & (frame["status"] == "ok")]
+        read = frame[frame["kernel"] == "read"]["measured_gbps"].max()
+        flops = frame[frame["kernel"] == "mma"]["measured_tflops"].max()
+        if pd.notna(read) or pd.notna(flops):
+            return Ceiling(*(float(x) if pd.notna(x) else None for x in (read, flops)),
+                           "the ceiling measured on this device")
+    card = lookup(device)
+    if card is None or card.arch == "cpu":
+        return Ceiling()
+    return Ceiling(card.bandwidth_gbps, card.bf16_tflops, "the datasheet's rate")
+
+
+def _siblings(path: Path) -> list[Path]:
+    """Runs of the suite `ceilings` in the same folder, the newest first."""
+    found = []
+    for manifest in path.resolve().parent.glob("*/manifest.json"):
+        try:
+            if store.read_manifest(manifest.parent).get("suite") == "ceilings":
+                found.append(manifest.parent)
+        except store.StoreError:
+            continue  # `show` reports what cannot be read
+    return sorted(found, reverse=True)
+
+
+def _plain(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """Rows as dictionaries without what is null."""
+    return [
+        {k: v for k, v in row.items() if isinstance(v, (list, np.ndarray)) or pd.notna(v)} | {
+            name: row.get(name) if pd.notna(row.get(name)) else None for name in ("suite", "constants")
+        }
+        for row in frame.to_dict("records")
+    ]
+
+
+def _constants(row: Mapping[str, Any], column: str) -> dict[str, Any]:
+    return json.loads(row[column]) if row.get(column) else {}
+
+
+def _place(row: Mapping[str, Any]) -> tuple:
+    return (row["run_path"], row.get("device"), *(row.get(name) for name in _SHAPE))
+
+
+def _is_baseline(row: Mapping[str, Any]) -> bool:
+    return row["kernel"] == "standard" and not _constants(row, "constants") and row["status"] == "ok"
+
+
+def _case(row: Mapping[str, Any], baseline: Mapping[str, Any] | None, top: Ceiling) -> Case:
+    facts = _memory(row, baseline) | _settings(row)
+    ideal_us = _ideal_us(row, top)
+    timed = row["status"] == "ok" and "measured_time_us" in row
+    small = timed and ideal_us is not None and ideal_us < SMALL * row.get("measured_empty_us", 0)
+    if timed and not small:
+        facts |= _times(row, baseline, top) | _blocks(row)
+    diagnosis = diagnose(facts)
+    verdict = TOO_SMALL if small else NONE if timed or "scratch_ratio" in facts else UNTIMED
+    if diagnosis.findings:
+        verdict = diagnosis.findings[0].cause
+    label = " ".join(f"{k}{row[k]}" for k in ("b", "m", "n", "d", "page_size") if k in row)
+    label = " ".join([str(row.get("model", "")), label, "causal" * bool(row.get("causal", False)),
+                      row["status"] if row["status"] != "ok" else ""])
+    return Case(" ".join(label.split()), row.get("modelled_flops", 0), diagnosis, verdict)
+
+
+def _ideal_us(row: Mapping[str, Any], top: Ceiling) -> float | None:
+    """Time of the same work at the device's ceilings: the flops, or the inputs and outputs once."""
+    flops = row.get("modelled_flops", 0) / top.tflops / 1e6 if top.tflops else None
+    moved = _arrays(row) / top.read_gbps / 1e3 if top.read_gbps else None
+    return max((x for x in (flops, moved) if x is not None), default=None)
+
+
+def _arrays(row: Mapping[str, Any]) -> int:
+    """Bytes of a row's inputs and outputs."""
+    if "modelled_peak_bytes" in row:
+        return row["modelled_peak_bytes"] - row.get("modelled_scratch_bytes", 0)
+    return array_bytes(row) if "n" in row else 0
+
+
+def _memory(row: Mapping[str, Any], baseline: Mapping[str, Any] | None) -> dict[str, Value]:
+    arrays, scratch = _arrays(row), row.get("modelled_scratch_bytes")
+    found = {}
+    if row["family"] == "prefill":
+        if scratch is None and "measured_peak_pool_bytes" in row:
+            scratch = max(0, row["measured_peak_pool_bytes"] - arrays)
+            scores = row["b"] * row["h"] * row["m"] * row["n"] * ELEMENT_BYTES.get(row["dtype"], 1)
+            scratch = scratch if scratch >= scores else None  # a workspace of some other kind
+        if scratch is not None and arrays:
+            found["scratch_ratio"] = Value(scratch / arrays, f"{gb(scratch)} / {gb(arrays)}")
+    mine, other = _peak(row), _peak(baseline or {})
+    if mine and other and not _is_baseline(row):
+        found["memory_saved"] = Value(100 * (1 - mine / other), f"1 − {gb(mine)} / {gb(other)}")
+    return found
+
+
+def _peak(row: Mapping[str, Any]) -> int | None:
+    return row.get("measured_peak_pool_bytes", row.get("modelled_peak_bytes"))
+
+
+def _settings(row: Mapping[str, Any]) -> dict[str, Value]:
+    """What the case and its plan fix: phase, page, chunk."""
+    used = _constants(row, "constants_used")
+    chunk = used.get("chunk")
+    found = {"phase": Value(row["family"]), "chunked": Value("yes" if chunk else "no")}
+    if row["family"] == "decode" and "page_size" in row:
+        found["page"] = Value(row["page_size"])
+    if chunk:
+        found |= {"chunk": Value(chunk), "head_dim": Value(row["d"])}
+        found["chunks"] = Value(ceil_div(row.get("max_len", row.get("n", 0)), chunk), "keys / chunk")
+    if used.get("accumulate") in ("float16", "bfloat16", "float32"):
+        found["accumulator"] = Value(used["accumulate"])
+    return found
+
+
+def _blocks(row: Mapping[str, Any]) -> dict[str, Value]:
+    """How many blocks each multiprocessor gets, where there is one launch and the card is known."""
+    grids, card = json.loads(row.get("grid", "[]")), lookup(row.get("device", ""))
+    if len(grids) != 1 or card is None or row["family"] != "prefill":
+        return {}
+    blocks = math.prod(grids[0])
+    return {"blocks_per_sm": Value(blocks / card.sms, f"{blocks} / {card.sms}")}
+
+
+def _times(row: Mapping[str, Any], baseline: Mapping[str, Any] | None, top: Ceiling) -> dict[str, Value]:
+    """What the timing of a large enough case tells."""
+    time_us, found = row["measured_time_us"], {"step_gap_us": Value(0.0, "timed back to back")}
+
+    def share(name: str, column: str, limit: float | None, what: str) -> None:
+        if limit and column in row:
+            found[name] = Value(100 * row[column] / limit,
+                                f"{row[column]:,.0f} {what} of {limit:,.0f}, {top.source}")
+
+    if row["family"] == "prefill":  # decode computes little by nature
+        share("gpu_use", "measured_tflops", top.tflops, "TFLOP/s")
+    share("bandwidth_use", "measured_gbps", top.read_gbps, "GB/s requested (L2 may serve a part)")
+    other = (baseline or {}).get("measured_time_us")
+    if other and not _is_baseline(row):
+        found["slowdown"] = Value(time_us / other, f"{time_us:,.0f} µs / {other:,.0f} µs of standard")
+    if "modelled_launches" in row and "measured_empty_us" in row:
+        launches, empty = row["modelled_launches"], row["measured_empty_us"]
+        found["launch_share"] = Value(100 * launches * empty / time_us,
+                                      f"{launches} × {empty:.1f} µs / {time_us:,.0f} µs")
+    if row["kernel"] not in PEERS and row.get("mode") != "graph" and "measured_host_us" in row:
+        host = row["measured_host_us"]  # a peer's holds our adapter's time as well
+        found["host_share"] = Value(100 * host / time_us, f"{host:.0f} µs / {time_us:,.0f} µs")
+    samples = row.get("measured_samples_us")
+    if samples is not None and len(samples) >= TAIL_SAMPLES:
+        found["tail"] = Value(float(np.percentile(samples, 99) / np.mean(samples)), f"{len(samples)} samples")
+    return found
