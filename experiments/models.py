@@ -1,7 +1,8 @@
 """Real models, from `models.csv`: heads, head dim, layers, context, parameters, and the source.
 
-Parameters were counted from the same source: embeddings once where the output matrix shares them, every
-expert of a mixture, norms and biases.
+Parameters were counted from the same configurations: every expert of a mixture, norms and biases, and the
+embeddings once where the output matrix shares them; litgpt does not say where, so for its models that is
+from memory, and empty for the two of which it was not certain.
 """
 
 from __future__ import annotations
