@@ -1,12 +1,13 @@
 """How long a call takes on a GPU: between two events on its stream, many times, with every sample kept.
 
 The time is *measured* and covers all that `fn` launches. What it does not cover has a number of its own: the
-host's part of the call, and an empty kernel's time in the same mode. Neither is subtracted.
+host's part of the call, and an empty kernel's time in the same mode. Neither is subtracted. `measure` times
+one call, `measure_pair` two in turn, so that what drifts meets both.
 """
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +17,7 @@ WARM_UP_LIMIT_S = 1.0
 SETTLED = 0.01  # relative change between the third and the last quarter of the warm-up's samples
 CLOCK_EVERY = 10  # samples between two looks at the SM clock
 EMPTY_SAMPLES = 21
+LOOKS = 1.25  # pairs grow by this factor between two looks at them: each look may stop by luck, too early
 HOLD_MAX_US = 5e3  # a call whose host part takes longer is bound by the host, and its time may say so
 
 
@@ -51,6 +53,33 @@ class Timing:
     stop_reason: str
     host_us: float
     empty_us: float | None
+    sm_clock_mhz: float | None
+    sm_clock_min_mhz: float | None
+    cache_mode: str
+    mode: str
+
+
+@dataclass(frozen=True)
+class PairTiming:
+    """Two calls timed in turn; times in µs, in the order they were taken.
+
+    Parameters
+    ----------
+    pairs_us : tuple of (float, float)
+        (a, b) of each pair: a came first in pairs 0, 2, …, b in pairs 1, 3, …
+    stop_reason : {"settled", "max_pairs", "timeout"}
+        "settled": the caller's `settled` was content.
+    host_a_us, host_b_us : float
+        Median time the host spends in each call.
+    sm_clock_mhz, sm_clock_min_mhz : float or None
+    cache_mode : {"cold", "warm"}
+    mode : {"launch", "graph"}
+    """
+
+    pairs_us: tuple[tuple[float, float], ...]
+    stop_reason: str
+    host_a_us: float
+    host_b_us: float
     sm_clock_mhz: float | None
     sm_clock_min_mhz: float | None
     cache_mode: str
@@ -114,20 +143,23 @@ def _warm_up(machine, call, cache: str, deadline: float) -> float:
             return _hold_for(host)
 
 
-def _refuse(machine, cache, min_samples, max_samples, timeout_s) -> None:
+def _refuse(machine, cache, timeout_s) -> None:
     if machine.name == "cpu":
         raise ValueError(
             "machine: expected a GPU, got the CPU machine, which models no time; use m.counting() on it"
         )
     if cache not in ("cold", "warm"):
         raise ValueError(f"cache: expected 'cold' or 'warm', got {cache!r}; choose one")
+    if not timeout_s > 0:
+        raise ValueError(f"timeout_s: expected seconds above 0, got {timeout_s}; allow some time")
+
+
+def _refuse_counts(min_samples, max_samples) -> None:
     if not 1 <= min_samples <= max_samples:
         raise ValueError(
             f"min_samples: expected 1 ≤ min_samples ≤ max_samples, got {min_samples} and {max_samples}; "
             "change one of them"
         )
-    if not timeout_s > 0:
-        raise ValueError(f"timeout_s: expected seconds above 0, got {timeout_s}; allow some time")
 
 
 def _stop(samples, min_samples: int, max_samples: int, rel_noise: float, deadline: float) -> str:
@@ -170,7 +202,8 @@ def measure(
     ValueError
         On the CPU machine, which models no time, and for arguments that make no sense.
     """
-    _refuse(machine, cache, min_samples, max_samples, timeout_s)
+    _refuse(machine, cache, timeout_s)
+    _refuse_counts(min_samples, max_samples)
     deadline = time.perf_counter() + timeout_s
     call = machine.capture(fn) if graph else fn
     hold_us = _warm_up(machine, call, cache, deadline)
@@ -182,13 +215,18 @@ def measure(
         samples.append(device_us)
         host.append(host_us)
         reason = _stop(samples, min_samples, max_samples, rel_noise, deadline)
-    clocks = [mhz for mhz in (*clocks, machine.sm_clock_mhz()) if mhz is not None]
+    clocks.append(machine.sm_clock_mhz())
     q1, median, q3 = (float(x) for x in np.percentile(samples, (25, 50, 75)))
     return Timing(
         tuple(samples), median, q1, q3, min(samples), len(samples), reason, float(np.median(host)),
-        _empty_us(machine, empty, cache, graph), float(np.median(clocks)) if clocks else None,
-        min(clocks) if clocks else None, cache, "graph" if graph else "launch",
+        _empty_us(machine, empty, cache, graph), *_summary(clocks), cache, "graph" if graph else "launch",
     )
+
+
+def _summary(clocks: list[float | None]) -> tuple[float | None, float | None]:
+    """(median, minimum) of the SM clock; None where the machine cannot tell."""
+    known = [mhz for mhz in clocks if mhz is not None]
+    return (float(np.median(known)), min(known)) if known else (None, None)
 
 
 def _empty_us(machine, empty, cache: str, graph: bool) -> float | None:
@@ -196,3 +234,56 @@ def _empty_us(machine, empty, cache: str, graph: bool) -> float | None:
         return None
     call = machine.capture(empty) if graph else empty
     return float(np.median([_sample(machine, call, cache, 100.0)[0] for _ in range(EMPTY_SAMPLES)]))
+
+
+def measure_pair(
+    fn_a: Callable[[], object], fn_b: Callable[[], object], machine, *,
+    settled: Callable[[Sequence[tuple[float, float]]], bool], max_pairs: int = 2000, timeout_s: float = 10.0,
+    cache: str = "cold", graph: bool = False,
+) -> PairTiming:
+    """Time two calls in turn on a GPU, A B B A again and again, with every pair kept.
+
+    Of a slow drift both calls get the same share: within one A B B A, a drift in a straight line adds as much
+    to the two A as to the two B, and so does whatever favours the second call of a pair.
+
+    Parameters
+    ----------
+    fn_a, fn_b : callable
+        As `fn` of `measure`.
+    settled : callable
+        Told every pair so far, from time to time; true to stop.
+    max_pairs : int
+        At least 2; an odd number is rounded up to whole A B B A.
+    timeout_s : float
+        Host seconds for warm-ups and pairs together. One A B B A is always taken.
+    machine, cache, graph
+        As for `measure`.
+
+    Raises
+    ------
+    ValueError
+        On the CPU machine, which models no time, and for arguments that make no sense.
+    """
+    _refuse(machine, cache, timeout_s)
+    if max_pairs < 2:
+        raise ValueError(f"max_pairs: expected at least 2, one A B B A, got {max_pairs}; allow more")
+    deadline = time.perf_counter() + timeout_s
+    calls = [machine.capture(fn) if graph else fn for fn in (fn_a, fn_b)]
+    holds = [_warm_up(machine, call, cache, deadline) for call in calls]
+    pairs, host_a, host_b, clocks, reason, look = [], [], [], [], "", 0.0
+    while not reason:
+        if len(pairs) % CLOCK_EVERY == 0:
+            clocks.append(machine.sm_clock_mhz())
+        a1, b1, b2, a2 = (_sample(machine, calls[side], cache, holds[side]) for side in (0, 1, 1, 0))
+        pairs += [(a1[0], b1[0]), (a2[0], b2[0])]
+        host_a += [a1[1], a2[1]]
+        host_b += [b1[1], b2[1]]
+        if len(pairs) >= look:
+            reason, look = "settled" if settled(pairs) else "", LOOKS * len(pairs)
+        late = "timeout" if time.perf_counter() >= deadline else ""
+        reason = reason or late or ("max_pairs" if len(pairs) >= max_pairs else "")
+    clocks.append(machine.sm_clock_mhz())
+    return PairTiming(
+        tuple(pairs), reason, float(np.median(host_a)), float(np.median(host_b)), *_summary(clocks), cache,
+        "graph" if graph else "launch",
+    )
