@@ -18,3 +18,8 @@ def nearest(word: str, known: Iterable[str], limit: int = 12) -> str:
         return f"did you mean '{close[0]}'?"
     listed = ", ".join(known[:limit]) + (", …" if len(known) > limit else "")
     return f"known are: {listed or 'none'}"
+
+
+def several(count: int, noun: str) -> str:
+    """ "1 case", "2 cases"."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
