@@ -48,7 +48,7 @@ class TorchSubject:
     def __init__(self, machine, params, arrays):
         import torch
 
-        self._machine, self._torch, self._params, self._arrays = machine, torch, params, arrays
+        self._machine, self._torch, self._params, self.arrays = machine, torch, params, arrays
         heads_first = params["layout"] == "bhsd"
         self._qkv = [
             x if heads_first else x.transpose(1, 2)
@@ -90,7 +90,7 @@ class TorchSubject:
         return {}
 
     def input_bytes(self) -> int:
-        return sum(array.nbytes for array in self._arrays.values())
+        return sum(array.nbytes for array in self.arrays.values())
 
     def outside_bytes(self) -> int:
         """Most bytes PyTorch held beyond the inputs: output and workspace."""
@@ -106,7 +106,7 @@ class TorchSubject:
 
         out = self._out if self._heads_first else self._out.transpose(1, 2)
         integers = self._machine.xp.from_dlpack(out.contiguous().view(self._torch.int16))
-        o = integers.view(self._arrays["q"].dtype)
+        o = integers.view(self.arrays["q"].dtype)
         # The math backend rounds its scores to the inputs' dtype before the softmax.
         rounding = "input" if self._params["kernel"] == "torch_math" else "float32"
-        return check_prefill(self._params, self._arrays, o, None, rounding)
+        return check_prefill(self._params, self.arrays, o, None, rounding)

@@ -19,14 +19,18 @@ from experiments.catalog import Entry
 from experiments.costs import constants_of
 
 
-def make(machine, params: Mapping[str, Any], entry: Entry, trim: Callable[[], Any]):
-    """Build inputs, plan and compile; `trim` is called in between, to forget the inputs' temporaries."""
+def make(machine, params: Mapping[str, Any], entry: Entry, trim: Callable[[], Any], arrays=None):
+    """Build inputs, plan and compile; `trim` is called in between, to forget the inputs' temporaries.
+
+    `arrays`, another subject's of the same shape and seed, are taken instead of built.
+    """
     if params["family"] == "probe":
         return Probe(machine, params)
     if entry.row is None:
         peers.require(machine, params)
-    arrays = inputs.build(machine, params)
-    trim()
+    if arrays is None:
+        arrays = inputs.build(machine, params)
+        trim()
     if entry.row is None:
         return peers.TorchSubject(machine, params, arrays)
     return {"prefill": Prefill, "decode": Decode, "cache": Append}[params["family"]](machine, params, arrays)

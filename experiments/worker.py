@@ -1,8 +1,8 @@
 """The process that runs cases: it alone opens a machine, so that nothing it does can hurt the runner.
 
-Messages to the parent: ("ready", device) or ("unavailable", why) once; for each case any number of
-("phase", name) and one ("row", columns). Errors travel as strings, because a library's exceptions may not
-unpickle elsewhere.
+Messages to it: a case's parameters, or {"pair": …} for two kernels timed in turn. Messages to the parent:
+("ready", device) or ("unavailable", why) once; for each case any number of ("phase", name) and one ("row",
+columns). Errors travel as strings, because a library's exceptions may not unpickle elsewhere.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ def serve(pipe, parent: int, machine_name: str, kernel_paths: list[str], repeat:
         from cuattn import compile as compiler
         from experiments.case import run_case
         from experiments.catalog import catalog
+        from experiments.pair import run_pair
 
         machine = cuattn.open_machine(machine_name)
         if machine.name == "cpu":
@@ -72,9 +73,10 @@ def serve(pipe, parent: int, machine_name: str, kernel_paths: list[str], repeat:
             },
         )
     )
+    limits = Repeat(**repeat)
     while (params := _receive(pipe)) is not None:
-        row = run_case(machine, params, Repeat(**repeat), kernels, lambda name: pipe.send(("phase", name)))
-        pipe.send(("row", row))
+        attempt, what = (run_pair, params["pair"]) if "pair" in params else (run_case, params)
+        pipe.send(("row", attempt(machine, what, limits, kernels, lambda name: pipe.send(("phase", name)))))
 
 
 def _receive(pipe):
@@ -124,7 +126,7 @@ class Worker:
         self.machine = self.device["machine"]  # a replacement must open the same one
 
     def run(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Run one case in the process, whatever it does to it; returns the row's columns."""
+        """Run one case, or pair, in the process, whatever it does to it; returns the row's columns."""
         for _ in range(3):
             if self._process is None or not self._process.is_alive():
                 self.stop()
