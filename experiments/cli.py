@@ -1,4 +1,4 @@
-"""The commands: list, plan, run, resume, show, explain, capacity, diagnose, doctor."""
+"""The commands: list, plan, run, resume, show, explain, capacity, diagnose, compare, gate, doctor."""
 
 from __future__ import annotations
 
@@ -14,7 +14,16 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from cuattn.machine import DeviceError
-from experiments import capacity_cli, diagnose_cli, estimate, explain_shape, runner, store, tables
+from experiments import (
+    capacity_cli,
+    compare_cli,
+    diagnose_cli,
+    estimate,
+    explain_shape,
+    runner,
+    store,
+    tables,
+)
 from experiments import doctor as doctoring
 from experiments.suite import load_suite, suite_names
 from experiments.sweep import Options
@@ -268,6 +277,7 @@ def _show(loaded: store.Loaded, manifest: dict) -> None:
 
 
 capacity_cli.register(app, console)
+compare_cli.register(app, console)
 diagnose_cli.register(app, console)
 
 
