@@ -11,6 +11,7 @@ import pytest
 from cuattn.machine import MachineUnavailable, open_machine
 
 os.environ.setdefault("CUATTN_CPU_RACES", "1")  # every kernel a test runs is also checked for races
+os.environ.setdefault("CUATTN_CPU_OPTIMIZE", "g")  # most of them run for a moment: building is what takes time
 
 
 @functools.cache
