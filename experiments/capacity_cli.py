@@ -20,30 +20,30 @@ from experiments.words import UserError, nearest
 Text, Number = Optional[str], Optional[int]
 
 
-def _option(flag: str, meaning: str):
+def option(flag: str, meaning: str):
     return typer.Option(flag, help=meaning)
 
 
-ModelName = Annotated[Text, _option("--model", "A model of experiments/models.csv.")]
-Context = Annotated[str, _option("--context", "Tokens a sequence may have: 4096, 32K.")]
-Card = Annotated[Text, _option("--card", "A card of cuattn/devices.py: H200, RTX 4090, …")]
-Memory = Annotated[Text, _option("--memory", "Memory of the card: 24GB (10⁹) or 24GiB (2³⁰).")]
-Dtype = Annotated[str, _option("--dtype", "Of the cache and of the kernels.")]
-WeightsDtype = Annotated[Text, _option("--weights-dtype", "Of the weights, if another: int4, …")]
-Batch = Annotated[int, _option("--batch", "Sequences in the cache.")]
-AtOnce = Annotated[Number, _option("--prefill-batch", "Sequences prefilled at once; all if not given.")]
-Reserve = Annotated[str, _option("--reserve", "For driver, framework, activations: not modelled.")]
-Page = Annotated[int, _option("--page", "Tokens of a page of the cache.")]
-Chunk = Annotated[int, _option("--chunk", "Keys of a chunk of scores.")]
-Lengths = Annotated[Text, _option("--lengths", "Real lengths: 500,1000,200, or a request log.")]
-Layers = Annotated[Number, _option("--layers", "Instead of --model, with --heads and --head-dim.")]
-Heads = Annotated[Number, _option("--heads", "Query heads.")]
-KVHeads = Annotated[Number, _option("--kv-heads", "As many as heads if not given.")]
-HeadDim = Annotated[Number, _option("--head-dim", "Elements of a row of Q, K and V.")]
-VHeadDim = Annotated[Number, _option("--v-head-dim", "Of a row of V, if another.")]
-Hidden = Annotated[Number, _option("--hidden", "heads · head dim if not given.")]
-Params = Annotated[Text, _option("--params", "Parameters: 70B, 135M.")]
-Kernels = Annotated[Optional[list[str]], _option("--kernel", "Add a kernel: a module that defines ROW.")]
+ModelName = Annotated[Text, option("--model", "A model of experiments/models.csv.")]
+Context = Annotated[str, option("--context", "Tokens a sequence may have: 4096, 32K.")]
+Card = Annotated[Text, option("--card", "A card of cuattn/devices.py: H200, RTX 4090, …")]
+Memory = Annotated[Text, option("--memory", "Memory of the card: 24GB (10⁹) or 24GiB (2³⁰).")]
+Dtype = Annotated[str, option("--dtype", "Of the cache and of the kernels.")]
+WeightsDtype = Annotated[Text, option("--weights-dtype", "Of the weights, if another: int4, …")]
+Batch = Annotated[int, option("--batch", "Sequences in the cache.")]
+AtOnce = Annotated[Number, option("--prefill-batch", "Sequences prefilled at once; all if not given.")]
+Reserve = Annotated[str, option("--reserve", "For driver, framework, activations: not modelled.")]
+Page = Annotated[int, option("--page", "Tokens of a page of the cache.")]
+Chunk = Annotated[int, option("--chunk", "Keys of a chunk of scores.")]
+Lengths = Annotated[Text, option("--lengths", "Real lengths: 500,1000,200, or a request log.")]
+Layers = Annotated[Number, option("--layers", "Instead of --model, with --heads and --head-dim.")]
+Heads = Annotated[Number, option("--heads", "Query heads.")]
+KVHeads = Annotated[Number, option("--kv-heads", "As many as heads if not given.")]
+HeadDim = Annotated[Number, option("--head-dim", "Elements of a row of Q, K and V.")]
+VHeadDim = Annotated[Number, option("--v-head-dim", "Of a row of V, if another.")]
+Hidden = Annotated[Number, option("--hidden", "heads · head dim if not given.")]
+Params = Annotated[Text, option("--params", "Parameters: 70B, 135M.")]
+Kernels = Annotated[Optional[list[str]], option("--kernel", "Add a kernel: a module that defines ROW.")]
 
 
 def register(app: typer.Typer, console: Console) -> None:
@@ -61,10 +61,12 @@ def register(app: typer.Typer, console: Console) -> None:
         """Say what fits: weights, KV cache, each kernel's scratch, the largest batch. Arithmetic alone."""
         numbers = {"layers": layers, "q_heads": heads, "kv_heads": kv_heads, "head_dim": head_dim,
                    "v_head_dim": v_head_dim, "hidden": hidden}
-        _check({"batch": batch, "prefill_batch": prefill_batch, "page": page, "chunk": chunk, **numbers})
-        device = _device(card)
+        check_counts(
+            {"batch": batch, "prefill_batch": prefill_batch, "page": page, "chunk": chunk, **numbers}
+        )
+        device = asked_card(card)
         question = capacity.Question(
-            _model(name, {**numbers, "params": params and parse_count(params, "--params")}),
+            asked_model(name, {**numbers, "params": params and parse_count(params, "--params")}),
             parse_tokens(context, "--context"), dtype, weights_dtype or "", device,
             parse_bytes(memory, "--memory") if memory else device and device.memory_bytes,
             batch, prefill_batch, parse_bytes(reserve, "--reserve"), page, chunk, _lengths(lengths),
@@ -73,7 +75,8 @@ def register(app: typer.Typer, console: Console) -> None:
         _print(console, question, rows)
 
 
-def _check(counts: dict[str, int | None]) -> None:
+def check_counts(counts: dict[str, int | None]) -> None:
+    """Refuses an option's count that is below 1 or beyond all use."""
     most = {"batch": capacity_kernels.MOST_SEQUENCES}
     for name, value in counts.items():
         option = "--" + {"q_heads": "heads"}.get(name, name).replace("_", "-")
@@ -81,20 +84,22 @@ def _check(counts: dict[str, int | None]) -> None:
             raise UserError(f"{option}: expected 1 to {most.get(name, 1 << 24)}, got {value}")
 
 
-def _model(name: str | None, numbers: dict[str, int | None]) -> Model:
+def asked_model(name: str | None, numbers: dict[str, int | None], command: str = "capacity") -> Model:
+    """The model named, with the numbers given, or one by its numbers alone."""
     if name is not None:
         return changed(model(name), **numbers)
     needed = {"layers": "--layers", "q_heads": "--heads", "head_dim": "--head-dim"}
     missing = [option for key, option in needed.items() if numbers[key] is None]
     if missing:
         raise UserError(
-            f"capacity: expected a model, got neither --model nor {', '.join(missing)}; such as --model "
+            f"{command}: expected a model, got neither --model nor {', '.join(missing)}; such as --model "
             "Llama-3.1-8B, or --layers 80 --heads 64 --kv-heads 8 --head-dim 128 --params 70B"
         )
     return by_numbers(**numbers)
 
 
-def _device(name: str | None) -> Device | None:
+def asked_card(name: str | None) -> Device | None:
+    """The card of the table of that name."""
     if name is None:
         return None
     found = lookup(name)

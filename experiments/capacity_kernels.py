@@ -159,16 +159,17 @@ def refusal(question: Question, row: Row) -> str:
 
 def needs(question: Question, rows: Sequence[Row]) -> list[Need]:
     """Every prefill and decode kernel's need, those of one family together."""
+    ours = sorted((r for r in rows if r.family in FAMILIES), key=lambda r: FAMILIES.index(r.family))
+    return [need(question, row, constants) for row in ours for constants in VARIANTS.get(row.name, ({},))]
+
+
+def need(question: Question, row: Row, constants: Mapping[str, Any]) -> Need:
+    """One kernel's need with those constants."""
+    name = " ".join([row.name, *(f"{k}={v}" for k, v in constants.items())])
+    if why := refusal(question, row):
+        return Need(name, row.family, refusal=why)
     cards = [question.device] if question.device else able()
-    found = []
-    for row in sorted((r for r in rows if r.family in FAMILIES), key=lambda r: FAMILIES.index(r.family)):
-        for constants in VARIANTS.get(row.name, ({},)):
-            name = " ".join([row.name, *(f"{k}={v}" for k, v in constants.items())])
-            if why := refusal(question, row):
-                found.append(Need(name, row.family, refusal=why))
-            else:
-                found.append(_need(name, _Asked(question, row, constants, cards)))
-    return found
+    return _need(name, _Asked(question, row, constants, cards))
 
 
 def _need(name: str, asked: _Asked) -> Need:

@@ -1,4 +1,4 @@
-"""The commands: list, plan, run, resume, show, explain, capacity, diagnose, compare, gate, doctor."""
+"""The commands: list, plan, run, resume, show, explain, doctor, and those of the modules `*_cli`."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from experiments import (
     diagnose_cli,
     estimate,
     explain_shape,
+    recommend_cli,
     runner,
     store,
     tables,
@@ -279,6 +280,7 @@ def _show(loaded: store.Loaded, manifest: dict) -> None:
 capacity_cli.register(app, console)
 compare_cli.register(app, console)
 diagnose_cli.register(app, console)
+recommend_cli.register(app, console)
 
 
 @app.command()

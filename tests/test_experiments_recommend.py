@@ -1,0 +1,328 @@
+"""Recommend: chosen by the rows of one card and nothing else, and right on cells it has not seen."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from datetime import datetime, timezone
+
+import pytest
+from compared_rows import row
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cuattn.devices import CARDS
+from experiments import choosing, cli, recommend, recommend_cli, store
+from experiments.capacity import Question
+from experiments.catalog import catalog, current_hashes
+from experiments.choosing import REACH, Cell, Layout, bracket, estimate, trusted
+from experiments.diagnose_rows import RECORDED, Ceiling
+from experiments.models import by_numbers, model
+from experiments.recommend import Asked, Offer
+from experiments.suite import load_suite
+from experiments.words import UserError
+
+KNOWN, H200 = catalog(), CARDS["H200"]
+TODAY = current_hashes()["flash"].split("+")[0]
+LATER = datetime(2030, 1, 1, tzinfo=timezone.utc)
+PREFILL = Layout("prefill", 32, 8, 128, "bfloat16", True)
+DECODE = Layout("decode", 32, 8, 128, "bfloat16")
+
+
+def asked(b: int, n: int, name="Llama-3.1-8B", memory=H200.memory_bytes, **options) -> Asked:
+    """A question about an H200, with as many sequences prefilled as decoded."""
+    return Asked(Question(model(name), n, device=H200, batch=b, prefill_batch=b), memory, **options)
+
+
+def answer(question: Asked, family: str, rows) -> recommend.Answer:
+    return recommend.answer(question, family, rows, KNOWN, Ceiling(4000.0, 800.0, "a ceiling"))
+
+
+def timed(case: str, kernel: str, b: int, n: int, us: float, page: int = 0, **values) -> dict:
+    """A row of Llama-3.1-8B's heads."""
+    family = "decode" if page else "prefill"
+    parts = {"m": 1, "page_size": page, "lengths_source": "uniform", "page_order": "sorted"} if page else {
+        "m": n, "causal": True, "layout": "bshd"}
+    shape = {"family": family, "b": b, "n": n, "h": 32, "hkv": 8, "d": 128, "dtype": "bfloat16"}
+    made = {"kernel": kernel, "cache_mode": "cold", "source_hash": TODAY, **shape, **parts, **values}
+    return row(case, us, **made)
+
+
+@pytest.fixture
+def frame(tmp_path):
+    """frame(rows): them as `read_runs` gives them; the run lies in tmp_path / "runs" / "mine"."""
+
+    def write(*rows):
+        folder = tmp_path / "runs" / "mine"
+        folder.mkdir(parents=True, exist_ok=True)
+        store.write_part(folder, rows, {"run_id": "run-0"})
+        return store.read_runs(folder).frame
+
+    return write
+
+
+@pytest.fixture(scope="module")
+def recorded():
+    return trusted(store.read_runs(RECORDED / "h200").frame, KNOWN)
+
+
+def held_out(rows, peers: bool, spoil=lambda rest, best: rest) -> list[float]:
+    """For each cell left out in turn: the time of what is then chosen over the best time in it.
+
+    Only what was measured in a cell may be chosen for it. `spoil` changes the other rows.
+    """
+    ratios = []
+    cell = ["family", "model", "b", "n", "causal"]
+    for (family, name, b, n, causal), part in rows.groupby(cell, dropna=False):
+        (cells,) = choosing.grids(part).values()
+        times = {c: found[b, n].time_us for c, found in cells.items() if peers or KNOWN[c.kernel].row}
+        rest = rows.drop(part.index)
+        keep = [choosing.candidate_of(line) in times for line in rest.to_dict("records")]
+        rest = spoil(rest[keep], min(times, key=times.get))
+        if len(times) < 2 or rest.empty:
+            continue
+        question = asked(int(b), int(n), name, causal=family == "prefill" and bool(causal), peers=peers)
+        chosen = answer(question, family, rest).chosen
+        if chosen is not None and chosen.how != recommend.MODELLED:
+            ratios.append(times[chosen.candidate] / min(times.values()))
+    return ratios
+
+
+@pytest.mark.parametrize("peers", [False, True])
+def test_on_recorded_cells_left_out_the_choice_is_nearly_always_within_five_percent(recorded, peers):
+    ratios = held_out(recorded, peers)
+    assert len(ratios) >= 25
+    assert sum(ratio <= 1.05 for ratio in ratios) >= 0.9 * len(ratios)
+
+
+def test_rows_made_wrong_make_the_choice_wrong(recorded):
+    def slower(rest, best):
+        rest = rest.copy()
+        rest.loc[rest["kernel"] == "flash", "measured_time_us"] *= 20
+        return rest
+
+    prefill = recorded[(recorded["family"] == "prefill")]
+    ratios = held_out(prefill, False, slower)
+    assert len(ratios) >= 15 and sum(ratio <= 1.05 for ratio in ratios) < 0.2 * len(ratios)
+
+
+@pytest.mark.parametrize("b, n, best", [(1, 2048, "standard"), (1, 1500, "standard"), (1, 8192, "flash"),
+                                        (2, 30000, "flash"), (1, 3000, "standard"), (1, 5500, "flash")])
+def test_a_crossing_between_the_cells_is_found(frame, b, n, best):
+    """standard takes n² / 2000 µs, flash 4 · n^1.75 / 2000: they cross at n = 4⁴ · 16 = 4096."""
+    rows = [timed(f"{k}{n0}{b0}", k, b0, n0, b0 * scale * n0**power / 2000)
+            for k, scale, power in (("standard", 1, 2), ("flash", 8, 1.75)) for n0 in (1024, 4096, 16384)
+            for b0 in (1, 4)]
+    found = answer(asked(b, n), "prefill", trusted(frame(*rows), KNOWN))
+    assert found.chosen.candidate.kernel == best and found.chosen.how != recommend.MODELLED
+
+
+@given(st.floats(0.5, 3), st.floats(0.3, 1.5), st.integers(1, 64), st.integers(1024, 65536))
+def test_a_power_law_is_met_everywhere_between_its_cells(alpha, beta, b, n):
+    def time(b, n):
+        return 3.0 * n**alpha * b**beta
+
+    cells = [Cell(b0, n0, time(b0, n0), ()) for b0 in (1, 8, 64) for n0 in (1024, 8192, 65536)]
+    found = estimate(DECODE, cells, b, n)
+    assert found.time_us == pytest.approx(time(b, n))
+    assert found.how == ("measured" if (b, n) in {(c.b, c.n) for c in cells} else "interpolated")
+    assert len(found.cells) <= 4
+
+
+def test_beyond_the_cells_the_time_per_work_is_kept_and_ends():
+    cells = [Cell(16, 1024, 100.0, (("r", "a"),)), Cell(16, 4096, 300.0, (("r", "b"),))]
+    far = estimate(DECODE, cells, 16, 4096 * REACH)
+    assert (far.time_us, far.how, far.rows) == (pytest.approx(300.0 * REACH), "extended", [("r", "b")])
+    assert estimate(DECODE, cells, 32, 2048).how == "extended"
+    assert estimate(DECODE, cells, 16, 4096 * REACH + 1) is None
+    assert estimate(DECODE, cells, 16 * REACH + 1, 1024) is None
+    assert estimate(DECODE, cells, 16 // REACH - 1, 1024) is None
+    assert bracket(5, []) == []
+
+
+def test_the_slowest_row_of_a_cell_counts_and_both_are_named(frame):
+    rows = trusted(frame(timed("a", "paged", 1, 1024, 10, 16),
+                         timed("b", "paged", 1, 1024, 12, 16, page_order="shuffled")), KNOWN)
+    chosen = answer(asked(1, 1024), "decode", rows).chosen
+    assert chosen.time_us == 12 and chosen.how == "measured"
+    assert sorted(chosen.rows) == [("run-0", "a"), ("run-0", "b")]
+
+
+@pytest.mark.parametrize("change", [
+    {"device": "H100"}, {"source_hash": "0" * 12}, {"source_hash": None}, {"status": "throttled"},
+    {"status": "incorrect"}, {"machine": "cpu"}, {"cache_mode": "warm"}, {"mode": "graph"}, {"m": 1},
+    {"causal": False}, {"dtype": "float16"}, {"h": 40}, {"d": 64}, {"measured_time_us": None},
+    {"kernel": "unheard_of"}, {"layout": "bhsd"},
+])  # fmt: skip
+def test_no_other_row_enters(frame, change):
+    """standard, made fastest by rows that do not count, is not chosen."""
+    good = [timed("a", "flash", 1, 1024, 50), timed("b", "standard", 1, 1024, 200)]
+    wrong = timed("c", "standard", 1, 1024, 1) | change
+    rows = trusted(frame(*good, wrong), KNOWN)
+    found = answer(asked(1, 1024), "prefill", rows)
+    assert found.chosen.candidate.kernel == "flash"
+    assert next(o for o in found.offers if o.candidate.kernel == "standard").time_us == 200
+
+
+def test_what_was_set_aside_is_counted(frame):
+    rows = frame(timed("a", "flash", 1, 1024, 5), timed("b", "flash", 1, 2048, 5, source_hash="0" * 12),
+                 timed("c", "flash", 1, 4096, None, status="oom"),
+                 timed("d", "flash", 1, 8192, 5, device="L4"))
+    assert choosing.set_aside(rows, KNOWN, "H200") == {"stale": 1, "oom": 1}
+
+
+def test_the_newest_row_of_a_case_counts(frame):
+    later = timed("a", "flash", 1, 1024, 70, run_id="run-1", started_at=LATER)
+    rows = trusted(frame(later, timed("a", "flash", 1, 1024, 50)), KNOWN)
+    assert answer(asked(1, 1024), "prefill", rows).chosen.rows == (("run-1", "a"),)
+
+
+def test_times_of_two_cards_are_refused(frame):
+    rows = frame(timed("a", "flash", 1, 1024, 50), timed("b", "flash", 1, 1024, 50, device="L4"))
+    with pytest.raises(ValueError, match="one device"):
+        choosing.grids(trusted(rows, KNOWN))
+
+
+def test_what_does_not_fit_is_ruled_out_with_a_sentence(frame):
+    rows = trusted(frame(timed("a", "flash", 1, 16384, 900), timed("b", "standard", 1, 16384, 100)), KNOWN)
+    found = answer(asked(1, 16384), "prefill", rows)
+    assert found.chosen.candidate.kernel == "standard"
+    found = answer(asked(1, 16384, memory=40 * 10**9), "prefill", rows)
+    assert found.chosen.candidate.kernel == "flash"
+    (out,) = (o for o in found.offers if o.refusal)
+    assert out.candidate.kernel == "standard" and out.time_us is None
+    assert "does not fit" in out.refusal and "scratch" in out.refusal and "37.25 GiB" in out.refusal
+    nothing = answer(asked(1, 16384, memory=10 * 10**9), "prefill", rows)
+    assert nothing.chosen is None and nothing.fastest is None
+    assert {o.candidate.kernel: "16.1 GB weights" in o.refusal for o in nothing.offers} == {
+        "flash": True, "standard": False}
+
+
+def test_peers_are_shown_and_chosen_only_when_asked(frame):
+    rows = trusted(frame(timed("a", "flash", 1, 1024, 50), timed("b", "torch_cudnn", 1, 1024, 20,
+                                                                source_hash=None)), KNOWN)
+    ours, theirs = (answer(asked(1, 1024, peers=peers), "prefill", rows) for peers in (False, True))
+    assert ours.chosen.candidate.kernel == "flash" and ours.fastest.peer
+    assert "2.50× the time of torch_cudnn (a peer)" in recommend_cli.sentence(asked(1, 1024), [ours])
+    assert theirs.chosen.candidate.kernel == "torch_cudnn"
+    assert "of memory not known" in recommend_cli.sentence(asked(1, 1024, peers=True), [theirs])
+
+
+def test_near_times_are_decided_by_memory_then_by_habit():
+    def offer(page, us, total, constants=""):
+        return Offer(choosing.Candidate("paged", constants, page), us, "measured", total)
+
+    assert recommend.pick([offer(256, 100, 200), offer(16, 101, 150)], 16).candidate.page == 16
+    assert recommend.pick([offer(256, 100, 200), offer(16, 103, 150)], 16).candidate.page == 256
+    alike = [offer(1, 100, 200), offer(64, 101, 200), offer(16, 101.9, 201)]
+    alike.append(offer(16, 100, 200, '{"warps": 2}'))
+    assert recommend.pick(alike, 16).candidate == choosing.Candidate("paged", "", 16)
+    assert recommend.pick(alike, 128).candidate.page == 64
+    assert recommend.pick([], 16) is None
+
+
+def test_a_card_without_rows_gets_a_modelled_answer_by_the_closed_forms():
+    q = replace(asked(1, 4096).question, device=CARDS["A100-80"])
+    rows = trusted(store.read_runs(RECORDED).frame, KNOWN)
+    question = Asked(q, q.device.memory_bytes)
+    found = recommend.answer(question, "prefill", rows, KNOWN, Ceiling(2000.0, 300.0, "x"))
+    assert found.modelled and not found.chosen.rows and "torch_flash" in found.missing
+    flash = KNOWN["flash"].row
+    shape = question.shape("prefill", 0)
+    cost = flash.cost(shape, flash.plan(shape, q.device))
+    moved = (cost.bytes_loaded + cost.bytes_stored) / 2e6
+    assert found.chosen.time_us == pytest.approx(max(cost.flops / 3e8, moved))
+    none = recommend.answer(question, "prefill", rows, KNOWN, Ceiling())
+    assert none.chosen is None and "cannot be modelled" in none.offers[0].refusal
+
+
+def test_far_from_all_rows_the_answer_is_modelled_and_measured_peers_stay_out(frame):
+    rows = trusted(frame(timed("a", "flash", 1, 1024, 50),
+                         timed("b", "torch_cudnn", 1, 16384, 20, source_hash=None)), KNOWN)
+    found = answer(asked(1, 32768), "prefill", rows)
+    assert found.modelled and {o.candidate.kernel for o in found.offers if o.time_us} == {"flash"}
+    assert "standard" in {o.candidate.kernel for o in found.offers if o.refusal}
+
+
+@pytest.fixture
+def command(monkeypatch, capsys, tmp_path):
+    """command(words): exit code and what was printed, with tmp_path as the current folder."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*words) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["experiments", "recommend", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        out, err = capsys.readouterr()
+        assert "Traceback" not in err
+        return ended.value.code or 0, out + err
+
+    return call
+
+
+def test_the_command_names_choice_rows_and_what_is_given_up(command):
+    code, out = command("--model", "Llama-3.1-8B", "--card", "H200", "--batch", 16, "--context", "8K")
+    last = out.strip().splitlines()[-1]
+    assert code == 0
+    assert last.startswith("For Llama-3.1-8B on H200, batch 16 at 8,192 tokens: prefill with flash")
+    assert "(interpolated)" in last and last.endswith(".")
+    assert "paged rests on run page-size-" in out and "flash rests on run quick-" in out
+
+
+def test_your_runs_count_beside_the_recorded(command, frame):
+    frame(timed("mine", "standard", 1, 4096, 1.0, started_at=LATER))
+    code, out = command("--model", "Llama-3.1-8B", "--card", "H200", "--phase", "prefill")
+    assert code == 0 and "standard rests on run run-0: mine" in out
+
+
+def test_a_modelled_answer_says_how_to_measure_it_and_that_works(command, tmp_path):
+    words = ["--model", "Llama-3.1-8B", "--card", "L40S", "--context", "4096", "--phase", "decode"]
+    code, out = command(*words)
+    assert code == 0 and "--write mine.toml, then python -m experiments run mine.toml." in out
+    assert "modelled" in out and "datasheet" in out
+    code, out = command(*words, "--write", "mine.toml")
+    assert code == 0 and out.strip().endswith("to measure it: python -m experiments run mine.toml.")
+    (sweep,) = load_suite(str(tmp_path / "mine.toml")).gpu
+    assert sweep.axes["model"] == ["Llama-3.1-8B"] and sweep.axes["n"] == [4096]
+    assert "exists" in command(*words, "--write", "mine.toml")[1]
+
+
+def test_the_written_suite_of_a_model_by_numbers_has_its_heads(tmp_path):
+    q = replace(asked(1, 4096).question, model=by_numbers(layers=2, q_heads=6, kv_heads=2, head_dim=64))
+    path = tmp_path / "own.toml"
+    path.write_text(recommend_cli.suite_text(Asked(q, 1), choosing.FAMILIES, KNOWN))
+    prefill, decode = load_suite(str(path)).gpu
+    assert prefill.axes["h"] == decode.axes["h"] == [6] and prefill.axes["causal"] == [True]
+    line = recommend_cli.command_line(Asked(q, 1, causal=False))
+    assert "--layers 2 --heads 6 --kv-heads 2 --head-dim 64" in line and "--full" in line
+
+
+@pytest.mark.parametrize("words, said", [
+    (["--card", "H200"], "recommend: expected a model"),
+    (["--model", "Llama-3.1-9B", "--card", "H200"], "did you mean"),
+    (["--model", "Llama-3.1-8B", "--card", "H300"], "--card: 'H300' is not in"),
+    (["--model", "Llama-3.1-8B", "--card", "H200", "--phase", "training"], "--phase: 'training'"),
+    (["--model", "Llama-3.1-8B", "--card", "H200", "--batch", "0"], "--batch: expected 1 to"),
+    (["--model", "Llama-3.1-8B", "--card", "H200", "--runs", "nowhere"], "--runs: nowhere does not exist"),
+    (["--model", "Llama-3.1-8B", "--card", "H200", "--write", "a.txt"], "expected the name of a .toml"),
+])  # fmt: skip
+def test_wrong_arguments_end_in_one_sentence(command, words, said):
+    code, out = command(*words)
+    assert code == 2 and said in " ".join(out.split()) and out.count("error:") == 1
+
+
+def test_without_a_gpu_a_card_must_be_named(command, monkeypatch):
+    monkeypatch.setattr(recommend_cli.environment, "gpus", lambda: [])
+    code, out = command("--model", "Llama-3.1-8B")
+    assert code == 2 and "name one, such as --card H200" in " ".join(out.split())
+
+
+def test_a_model_no_kernel_takes_is_said_and_fails(command):
+    code, out = command("--model", "DeepSeek-V3", "--card", "H200")
+    assert code == 1 and "prefill has no kernel to use (flash: latent attention" in out
+
+
+def test_the_question_of_the_fixture_is_the_layout_of_its_rows():
+    assert asked(1, 64).layout("prefill") == PREFILL and asked(1, 64).layout("decode") == DECODE
+    with pytest.raises(UserError, match="not a phase"):
+        recommend_cli._families("x")
