@@ -20,6 +20,7 @@ from experiments import (
     diagnose_cli,
     estimate,
     explain_shape,
+    export_cli,
     recommend_cli,
     runner,
     store,
@@ -280,6 +281,7 @@ def _show(loaded: store.Loaded, manifest: dict) -> None:
 capacity_cli.register(app, console)
 compare_cli.register(app, console)
 diagnose_cli.register(app, console)
+export_cli.register(app, console)
 recommend_cli.register(app, console)
 
 
