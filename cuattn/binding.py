@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from cuattn import compile as compiler
-from cuattn import contract
+from cuattn import contract, tuned
 from cuattn.kernels.base import Cost, Plan, Row, Unsupported
 from cuattn.kernels.base import resolve as check_constants
 from cuattn.machine import Machine, Tensor, open_machine
@@ -30,10 +30,23 @@ def _plan(row: Row, shape, device, constants: tuple) -> Plan:
     return row.plan(shape, device, dict(constants))
 
 
+def _chosen_plan(row: Row, shape, device, constants: dict | None) -> Plan:
+    """The plan with the caller's constants; without any, with the tuned ones; without those, with its own.
+
+    A tuned set was timed as a whole, so it is never mixed with what the caller gives.
+    """
+    check_constants(row.constants, constants)  # before the look-up, which takes 64.0 for 64
+    if not constants and (best := tuned.constants(row, shape, device)):
+        try:
+            return _plan(row, shape, device, tuple(sorted(best.items())))
+        except Unsupported:
+            pass  # the class holds this shape, and it is one that the constants do not suit
+    return _plan(row, shape, device, tuple(sorted((constants or {}).items())))
+
+
 def resolve(row: Row, shape, device, constants: dict | None) -> tuple[Plan, tuple]:
     """The plan and the binary of each launch; a source edited since the last call is compiled again."""
-    check_constants(row.constants, constants)  # before the look-up, which takes 64.0 for 64
-    plan = _plan(row, shape, device, tuple(sorted((constants or {}).items())))
+    plan = _chosen_plan(row, shape, device, constants)
     built: dict[tuple, Any] = {}
     for launch in plan.launches:
         key = (launch.file, launch.entry, id(launch.constants))

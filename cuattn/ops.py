@@ -98,7 +98,8 @@ def plan_attention(q, k, v, *, causal: bool = False, softmax_scale: float | None
     kernel : str
         A prefill kernel's name, or "auto".
     constants : dict, optional
-        Tunables of that kernel (see its row).
+        Tunables of that kernel (see its row). Without any, those that `tune` found on this device, or the
+        plan's own choice.
     out : array, [B, M, H, D], optional
         Where O goes, in `layout`.
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import cuattn
-from cuattn import timing
+from cuattn import timing, tuned
 from experiments import costs, environment, subjects
 from experiments.schema import PERFORMANCE, derive
 from experiments.suite import Repeat
@@ -61,7 +61,8 @@ def run_case(
     row: dict[str, Any] = {"status": "ok"}
     try:
         phase("build")
-        _attempt(machine, params, repeat, kernels, phase, row)
+        with tuned.ignored():
+            _attempt(machine, params, repeat, kernels, phase, row)
     except Exception as error:  # whatever a kernel or its compiler does is the row's outcome
         row["status"], row["error"] = classify(error)
         # Frames of the traceback hold the case's arrays, and they would outlive it in the memory pool.

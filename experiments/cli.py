@@ -25,6 +25,7 @@ from experiments import (
     runner,
     store,
     tables,
+    tune_cli,
 )
 from experiments import doctor as doctoring
 from experiments.suite import load_suite, suite_names
@@ -283,6 +284,7 @@ compare_cli.register(app, console)
 diagnose_cli.register(app, console)
 export_cli.register(app, console)
 recommend_cli.register(app, console)
+tune_cli.register(app, console)
 
 
 @app.command()

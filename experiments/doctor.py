@@ -24,7 +24,7 @@ INSTALL = "pip install -r requirements.txt"
 
 def checks() -> list[Check]:
     """(what, works, detail, remedy) each; works is None for an absent thing that one can do without."""
-    return [_python(), *_packages(), _compiler(), *_gpu(), _cache(), _disk()]
+    return [_python(), *_packages(), _compiler(), *_gpu(), _cache(), *_tuned(), _disk()]
 
 
 def _python() -> Check:
@@ -95,6 +95,29 @@ def _cache() -> Check:
     except OSError:
         fine = False
     return "kernel cache", fine, str(folder), "" if fine else "set CUATTN_CACHE_DIR to a writable folder"
+
+
+def _tuned():
+    """Every file of tuned constants, and why one or a kernel in it is left aside."""
+    from cuattn import tuned
+    from cuattn.compile import CompileError
+    from cuattn.kernels import ROWS
+    from experiments.words import several
+
+    try:
+        paths = sorted(tuned.folder().glob("*.json"))
+    except CompileError:
+        return  # the kernel cache's own line says it
+    for path in paths:
+        found = tuned.read(path)
+        old = [problem for name, kernel in found.kernels.items() if name in ROWS
+               and (problem := tuned.outdated(path, ROWS[name], kernel))]
+        for problem in [found.problem] * bool(found.problem) + old:
+            yield "tuned constants", None, problem, "until then plans choose for themselves"
+        if not found.problem:
+            classes = f"{found.classes} {'class' if found.classes == 1 else 'classes'}"
+            kernels = several(len(found.kernels), "kernel")
+            yield "tuned constants", True, f"{found.device}: {classes} of {kernels}, {path}", ""
 
 
 def _disk() -> Check:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from cuattn import timing
+from cuattn import timing, tuned
 from cuattn.kernels.base import Unsupported
 from experiments import environment, statistics, subjects
 from experiments.case import classify
@@ -50,7 +50,8 @@ def run_pair(
     made: list[Any] = []
     try:
         phase("build")
-        _attempt(machine, pair, repeat, kernels, phase, found, made)
+        with tuned.ignored():
+            _attempt(machine, pair, repeat, kernels, phase, found, made)
     except Exception as error:  # whatever a kernel or its compiler does is the pair's outcome
         found["status"], found["error"] = classify(error)
         error.__traceback__ = None  # its frames hold the arrays

@@ -192,6 +192,9 @@ class Row:
         Among causal, gqa, lse, paged, split.
     constants : mapping
         Tunables with their defaults; None lets the plan choose an integer by shape and device.
+    choices : mapping
+        Tunable → the values worth trying, which `tune` combines; none for one that is not a matter of speed.
+        Combinations may be invalid: the plan refuses those.
     teaches : str
         One sentence: what a reader learns from this kernel.
     plan : callable (shape, device, overrides) -> Plan
@@ -220,9 +223,11 @@ class Row:
     arguments: Callable[..., list]
     deterministic: bool = True
     spills: str = ""
+    choices: Mapping[str, tuple] = field(default_factory=dict)
 
     def __post_init__(self):
         object.__setattr__(self, "constants", MappingProxyType(dict(self.constants)))
+        object.__setattr__(self, "choices", MappingProxyType(dict(self.choices)))
 
     def runs_on(self, arch: str) -> bool:
         """Whether the row lists `arch` ("sm_90a", "cpu", …), exactly or as a minimum."""

@@ -100,6 +100,7 @@ ROW = Row(
     name="flash", family="prefill", file="prefill/flash.cu", archs=("sm_80+",),
     dtypes=("float16", "bfloat16"), head_dims=range(8, 257, 8), features=frozenset({"causal", "gqa", "lse"}),
     constants={"block_m": None, "block_n": None, "warps": None},
+    choices={"block_m": (64, 128), "block_n": (32, 64, 128), "warps": (4, 8)},
     teaches="Keep the scores on the chip: one pass over the keys with a running maximum and sum.",
     plan=plan, cost=cost, arguments=arguments,
 )

@@ -135,6 +135,7 @@ ROW = Row(
     name="paged", family="decode", file="decode/paged.cu", archs=("sm_80+",), dtypes=("float16", "bfloat16"),
     head_dims=range(8, 257, 8), features=frozenset({"gqa", "lse", "paged", "split"}),
     constants={"splits": None, "warps": None, "stages": None},
+    choices={"splits": (1, 2, 4, 8, 16, 32), "warps": (4, 8), "stages": (2, 3, 4)},
     teaches="Paging costs a page number a key: with enough bytes in flight a scattered cache reads as fast "
             "as a flat one.",
     plan=plan, cost=cost, arguments=arguments,

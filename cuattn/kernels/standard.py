@@ -104,6 +104,7 @@ ROW = Row(
     name="standard", family="prefill", file=FILE, archs=("sm_80+",), dtypes=("float16", "bfloat16"),
     head_dims=range(8, 257, 8), features=frozenset({"causal", "gqa", "lse"}),
     constants={"head_group": None, "score": "float32"},
+    choices={"head_group": (1, 2, 4, 8, 16)},
     teaches="The formula as it stands: the M × N scores travel to memory and back, and set both the time and "
             "the footprint.",
     plan=plan, cost=cost, arguments=arguments,
