@@ -3,9 +3,10 @@
 A *candidate* is a kernel with its constants and, for decode, its page size. Its rows of one head layout are
 cells of a grid over batch B and context N. Between cells the logarithm of the time per unit of work is drawn
 as straight lines over log B and log N: first along B in the nearest contexts below and above, then along N.
-The work of a shape, the same for every kernel, is its visible (query, key) pairs. Beyond the outermost cell
-its time per work is kept, up to `REACH` times further in B or N; there is no answer beyond that. Rows of
-another card, another head layout or another mask never enter.
+The work of a shape, the same for every kernel, is its visible (query, key) pairs. Up to `REACH` times beyond
+the outermost cell there is an answer, too: above the largest its time per work is kept, as of a card that is
+full; below the smallest the line is continued, as overheads begin to count. Rows of another card, another
+head layout or another mask never enter.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import json
 import math
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,7 +80,7 @@ class Estimate:
     ----------
     time_us : float
     how : {"measured", "interpolated", "extended"}
-        The very cell; between cells; beyond the outermost one, whose time per work is kept.
+        The very cell; between cells; beyond the outermost one.
     cells : tuple of Cell
         Those it rests on.
     """
@@ -189,31 +190,42 @@ def estimate(layout: Layout, cells: Iterable[Cell], b: int, n: int) -> Estimate 
     columns: dict[int, dict[int, Cell]] = {}
     for cell in cells:
         columns.setdefault(cell.n, {})[cell.b] = cell
-    along_b = {n0: bracket(b, sorted(column)) for n0, column in columns.items()}
-    along_n = bracket(n, sorted(n0 for n0, found in along_b.items() if found))
+    along_b = {n0: found for n0, column in columns.items() if (found := bracket(b, sorted(column)))}
+    sure = sorted(n0 for n0 in along_b if within(b, columns[n0]))
+    inside = within(n, sure)
+    along_n = bracket(n, sure if inside else sorted(along_b))
     used = [(share * part, columns[n0][b0]) for share, n0 in along_n for part, b0 in along_b[n0]]
     if not used:
         return None
     if len(used) == 1 and (used[0][1].b, used[0][1].n) == (b, n):
         return Estimate(used[0][1].time_us, "measured", (used[0][1],))
     per_work = sum(share * math.log(cell.time_us / layout.work(cell.b, cell.n)) for share, cell in used)
-    reached = [(n, along_n), *((b, along_b[n0]) for _, n0 in along_n)]
-    inside = all(len(found) > 1 or found[0][1] == x for x, found in reached)
     how = "interpolated" if inside else "extended"
     return Estimate(math.exp(per_work) * layout.work(b, n), how, tuple(cell for _, cell in used))
+
+
+def within(x: int, points: Collection[int]) -> bool:
+    """Whether x lies among the points, or is one."""
+    return bool(points) and min(points) <= x <= max(points)
 
 
 def bracket(x: int, points: list[int]) -> list[tuple[float, int]]:
     """(share, point) of the ascending points that speak for x; none where the nearest is out of reach.
 
-    The point itself; or its two neighbours, by their distances on the scale of logarithms; or the outermost.
+    The point itself; its two neighbours, by their distances on the scale of logarithms; above the largest
+    that one alone; below the smallest the line through it and the next that is at least twice as large.
     """
     at = bisect_left(points, x)
     if at < len(points) and points[at] == x:
         return [(1.0, x)]
-    if 0 < at < len(points):
-        low, high = points[at - 1], points[at]
-        share = math.log(x / low) / math.log(high / low)
-        return [(1 - share, low), (share, high)]
-    end = points[0 if at == 0 else -1] if points else 0
-    return [(1.0, end)] if max(x, end) <= REACH * min(x, end) else []
+    if not points or not points[0] <= x * REACH or not x <= points[-1] * REACH:
+        return []
+    if at == len(points):
+        return [(1.0, points[-1])]
+    low, high = points[max(at - 1, 0)], points[at]
+    if at == 0:
+        high = next((point for point in points if point >= 2 * low), low)
+    if low == high:
+        return [(1.0, low)]
+    share = math.log(x / low) / math.log(high / low)
+    return [(1 - share, low), (share, high)]
