@@ -8,6 +8,7 @@ import ml_dtypes  # noqa: F401  (registers bfloat16 with NumPy)
 import numpy as np
 import pytest
 
+from cuattn.kernels import ROWS
 from cuattn.machine import MachineUnavailable, open_machine
 
 os.environ.setdefault("CUATTN_CPU_RACES", "1")  # every kernel a test runs is also checked for races
@@ -51,6 +52,16 @@ def cpu():
 def machine(request):
     """Each machine in turn; the GPU only where there is one."""
     return open_machine(request.param)
+
+
+@pytest.fixture(autouse=True)
+def table_of_kernels():
+    """What a test adds to the table of kernels is gone after it."""
+    before = dict(ROWS)
+    yield
+    if before != dict(ROWS):
+        ROWS.clear()
+        ROWS.update(before)
 
 
 @pytest.fixture

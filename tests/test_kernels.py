@@ -124,15 +124,12 @@ ROW = dataclasses.replace(FLASH, name="mine", file="mine.cu", constants={}, plan
 
 @pytest.fixture
 def module(tmp_path, monkeypatch):
-    """A kernel module with its `.cu`; the table is put back afterwards."""
+    """A kernel module with its `.cu`."""
     monkeypatch.chdir("/")
-    before = dict(ROWS)
     (tmp_path / "mine.cu").write_text(CU)
     (tmp_path / "value.cuh").write_text("#define VALUE 1\n")
     (tmp_path / "mine.py").write_text(MODULE)
-    yield tmp_path / "mine.py"
-    ROWS.clear()
-    ROWS.update(before)
+    return tmp_path / "mine.py"
 
 
 def test_files_of_a_kernel_from_outside_lie_beside_its_module(module):
