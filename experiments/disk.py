@@ -5,11 +5,15 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from experiments.schema import encode
+from experiments.schema import SCHEMA_VERSION, encode
+
+_HALF = re.compile(r"\.(manifest\.json|part\.parquet)\.\d+")  # what `write_atomic` names them
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 class StoreError(RuntimeError):
@@ -30,10 +34,39 @@ def write_atomic(path: Path, write: Callable[[Path], None]) -> None:
         with open(hidden, "rb") as handle:
             os.fsync(handle.fileno())
         os.replace(hidden, path)
+        sync_folder(path.parent)
     except OSError as error:
         raise StoreError(_write_reason(path, error)) from error
     finally:
         hidden.unlink(missing_ok=True)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove the hidden halves that writers killed in `write_atomic` left; for a folder's only writer."""
+    for path in folder.glob(".*.*"):
+        if _HALF.fullmatch(path.name):
+            path.unlink(missing_ok=True)
+
+
+def sync_folder(folder: Path) -> None:
+    """Put a folder's own entries on the disk; until then a new file may lose its name to a power cut.
+
+    Folders that cannot be synchronised, as on some network file systems, are left to their system.
+
+    Raises
+    ------
+    OSError
+        The disk fails or is full.
+    """
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        if error.errno in (errno.EIO, *_NO_ROOM):
+            raise
 
 
 class Journal:
@@ -46,6 +79,7 @@ class Journal:
             # After a kill the last line may be torn; starting a new one keeps the damage to that line.
             if self._handle.tell() > 0 and not _ends_with_newline(path):
                 self._write(b"\n")
+            sync_folder(path.parent)
         except OSError as error:
             raise StoreError(_write_reason(path, error)) from error
 
@@ -57,7 +91,8 @@ class Journal:
         StoreError
             The disk is full or the file cannot be written.
         """
-        line = json.dumps(encode(row), ensure_ascii=False, allow_nan=False).encode() + b"\n"
+        plain = {"schema_version": SCHEMA_VERSION, **encode(row)}
+        line = json.dumps(plain, ensure_ascii=False, allow_nan=False).encode() + b"\n"
         try:
             self._write(line)
         except OSError as error:
@@ -83,7 +118,7 @@ def _ends_with_newline(path: Path) -> bool:
 
 
 def _write_reason(path: Path, error: OSError) -> str:
-    if error.errno == errno.ENOSPC:
+    if error.errno in _NO_ROOM:
         return f"{path}: the disk is full; free some space, then resume the run (what was measured is kept)"
     if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
         return f"{path}: cannot be written ({error.strerror}); choose a writable folder with --out DIR"

@@ -7,6 +7,7 @@ the disk before the next case begins, so a run that stops for whatever reason is
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import shlex
 import socket
@@ -18,7 +19,8 @@ from typing import Any
 
 from experiments import environment, store
 from experiments.catalog import catalog
-from experiments.schema import BY_NAME, RETRYABLE
+from experiments.disk import remove_leftovers, sync_folder
+from experiments.schema import BY_NAME, RETRYABLE, SCHEMA_VERSION
 from experiments.suite import Repeat, Suite, load_suite
 from experiments.sweep import Case, Options, cases_of
 from experiments.words import UserError
@@ -34,6 +36,7 @@ NEEDED = (
     "device",
     "cases",
 )  # of a manifest, to resume its run
+LEFTOVER = re.compile(r"\.manifest\.json\.\d+")  # of a run that was killed before it had a manifest
 JOURNAL = "journal-0.jsonl"  # one worker, one journal; more workers will each have their own
 
 
@@ -113,12 +116,15 @@ def begin(request: Request, worker: Worker, out: Path | None) -> Run:
     stamp = datetime.now(timezone.utc)
     run_id = f"{suite.name}-{stamp:%Y%m%dT%H%M%SZ}-{secrets.token_hex(2)}"
     path = RUNS / run_id if out is None else out
+    if not _is_text(path):
+        raise UserError("--out: expected a folder whose name is UTF-8; name another one")
     if (path / store.MANIFEST).exists():
         raise UserError(f"--out: {path} already holds a run; resume it, or name another folder")
-    if path.is_dir() and any(path.iterdir()):
+    if path.is_dir() and any(not LEFTOVER.match(p.name) for p in path.iterdir()):
         raise UserError(f"--out: {path} is not empty; name a new folder, which becomes the run")
     try:
         path.mkdir(parents=True, exist_ok=True)
+        sync_folder(path.parent)
     except OSError as error:
         raise UserError(f"--out: {path} cannot be made ({error.strerror}); name a writable folder") from error
     manifest = {
@@ -139,10 +145,18 @@ def begin(request: Request, worker: Worker, out: Path | None) -> Run:
         "device": worker.device,
         "environment": environment.capture(),
         "cases": [{"case_id": c.case_id, "params": dict(c.params)} for c in cases],
-        "schema_version": 1,
+        "schema_version": SCHEMA_VERSION,
     }
     store.write_manifest(path, manifest)
     return Run(path, manifest, cases, [])
+
+
+def _is_text(path: Path) -> bool:
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def command_line(request: Request) -> str:
@@ -165,11 +179,13 @@ def reopen(path: Path) -> Run:
         No readable manifest, or one that does not say enough.
     """
     manifest = store.read_manifest(path)
-    missing = [name for name in NEEDED if name not in manifest]
+    missing, where = [name for name in NEEDED if name not in manifest], path / store.MANIFEST
     if missing:
-        where = path / store.MANIFEST
         raise store.StoreError(f"{where}: does not say {', '.join(missing)}, so the run cannot be resumed")
+    if manifest.get("schema_version", 1) > SCHEMA_VERSION:
+        raise store.StoreError(f"{where}: was begun by a newer version of the project; update it to resume")
     cases = [Case(c["case_id"], c["params"]) for c in manifest["cases"]]
+    remove_leftovers(path)
     return Run(path, manifest, cases, store.read_rows(path))
 
 

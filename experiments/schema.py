@@ -7,6 +7,7 @@ on a GPU, *counted* comes from the CPU machine's counters, *modelled* from a ker
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
@@ -195,29 +196,61 @@ def encode(row: dict[str, Any]) -> dict[str, Any]:
     ------
     KeyError
         A key that is no column.
+    ValueError, TypeError
+        A value that its column cannot hold.
     """
-    out = {}
-    for name, value in row.items():
-        column = BY_NAME[name]
-        if value is None:
-            continue
-        if pa.types.is_list(column.type):
-            out[name] = [_encode_float(float(v)) for v in value]
-        elif pa.types.is_floating(column.type):
-            out[name] = _encode_float(float(value))
-        elif pa.types.is_timestamp(column.type):
-            out[name] = value.astimezone(timezone.utc).isoformat(timespec="microseconds")
-        elif pa.types.is_integer(column.type):
-            out[name] = int(value)
-        elif pa.types.is_boolean(column.type):
-            out[name] = bool(value)
-        else:
-            out[name] = str(value)
-    return out
+    return {name: encode_value(BY_NAME[name].type, v) for name, v in row.items() if v is not None}
+
+
+def encode_value(kind: pa.DataType, value: Any) -> Any:
+    """One value of that Arrow type, as `encode` writes it."""
+    if pa.types.is_list(kind):
+        return [_encode_float(float(v)) for v in value]
+    if pa.types.is_floating(kind):
+        return _encode_float(float(value))
+    if pa.types.is_timestamp(kind):
+        return value.astimezone(timezone.utc).isoformat(timespec="microseconds")
+    if pa.types.is_integer(kind):
+        return _within_int64(int(value))
+    if pa.types.is_boolean(kind):
+        return bool(value)
+    return str(value).encode(errors="replace").decode()  # a message may quote bytes that are no UTF-8
 
 
 def _encode_float(value: float) -> float | str:
     return value if math.isfinite(value) else str(value)
+
+
+def _within_int64(value: int) -> int:
+    if not -(2**63) <= value < 2**63:
+        raise ValueError(f"expected an integer of 64 bits, got {value}")
+    return value
+
+
+# Schema version -> what makes a row of the next version from one of that version, as `encode` writes rows.
+# Journals and parquet files are lifted alike. Empty while there is only one version.
+LIFTS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
+
+
+class Newer(ValueError):
+    """A row of a schema version that is not known here yet."""
+
+
+def lift(row: dict[str, Any], version: int) -> dict[str, Any]:
+    """An encoded row of an older schema version as one of today's.
+
+    Raises
+    ------
+    Newer, ValueError
+        A version that is not known here, yet or at all.
+    """
+    if version > SCHEMA_VERSION:
+        raise Newer(f"schema version {version} is newer than the {SCHEMA_VERSION} known here")
+    for step in range(version, SCHEMA_VERSION):
+        if step not in LIFTS:
+            raise ValueError(f"schema version {version} is not known here")
+        row = LIFTS[step](row)
+    return row
 
 
 def decode(raw: dict[str, Any]) -> dict[str, Any]:
@@ -225,7 +258,7 @@ def decode(raw: dict[str, Any]) -> dict[str, Any]:
 
     Raises
     ------
-    ValueError, TypeError
+    ValueError, TypeError, OverflowError
         A value that its column cannot hold.
     """
     return {c.name: None if raw.get(c.name) is None else _decode_value(c, raw[c.name]) for c in COLUMNS}
@@ -237,12 +270,14 @@ def _decode_value(column: Column, value: Any) -> Any:
     if pa.types.is_floating(column.type):
         return float(value)
     if pa.types.is_timestamp(column.type):
-        return datetime.fromisoformat(value)
+        when = datetime.fromisoformat(value)
+        return when.replace(tzinfo=timezone.utc) if when.tzinfo is None else when.astimezone(timezone.utc)
     if pa.types.is_integer(column.type) or pa.types.is_boolean(column.type):
         wanted = int if pa.types.is_integer(column.type) else bool
         if type(value) is not wanted:
             raise TypeError(f"{column.name}: expected {wanted.__name__}, got {value!r}")
-        return value
+        return value if wanted is bool else _within_int64(value)
     if not isinstance(value, str):
         raise TypeError(f"{column.name}: expected a string, got {value!r}")
+    value.encode()  # half a surrogate pair is JSON, and no text
     return value

@@ -7,22 +7,22 @@ its writer closes it, so a run in progress is read from its journals.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from experiments.disk import Journal, StoreError, write_atomic
-from experiments.schema import ARROW, SCHEMA_VERSION, decode, encode
+from experiments.parts import PART, read_part, to_table, write_part
+from experiments.schema import ARROW, SCHEMA_VERSION, Newer, decode, lift
 
 __all__ = [
+    "PART",
     "Journal",
     "Loaded",
     "RunInfo",
@@ -37,10 +37,7 @@ __all__ = [
     "write_manifest",
     "write_part",
 ]
-MANIFEST, PART = "manifest.json", "part.parquet"
-# From schema version -> the function that lifts a table to the next version. Empty while there is only one.
-MIGRATIONS: dict[int, Callable[[pa.Table], pa.Table]] = {}
-_ARROW_ERRORS = (OSError, pa.ArrowException, ValueError, KeyError, TypeError, NotImplementedError)
+MANIFEST = "manifest.json"
 
 
 @dataclass(frozen=True)
@@ -96,7 +93,7 @@ def read_manifest(run: Path) -> dict[str, Any]:
         manifest = json.loads((run / MANIFEST).read_text(encoding="utf-8"))
     except OSError as error:
         raise StoreError(f"{run / MANIFEST}: cannot be read ({error.strerror}); is this a run?") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise StoreError(f"{run / MANIFEST}: is not JSON ({error})") from error
     if not isinstance(manifest, dict):
         raise StoreError(f"{run / MANIFEST}: expected a JSON object")
@@ -104,103 +101,41 @@ def read_manifest(run: Path) -> dict[str, Any]:
 
 
 def read_journals(run: Path) -> tuple[list[dict[str, Any]], int, list[tuple[Path, str]]]:
-    """Rows of every journal of a run, the number of torn lines, and the journals that could not be opened."""
+    """Rows of every journal of a run, the number of torn lines, and what could not be read, with its reason."""
     rows, torn, bad = [], 0, []
     for path in sorted(run.glob("journal-*.jsonl")):
         try:
             lines = path.read_bytes().split(b"\n")
+        except FileNotFoundError:
+            continue  # gone since it was listed
         except OSError as error:
-            bad.append((path, f"cannot be read ({error.strerror})"))
+            bad.append((path, f"{path}: cannot be read ({error.strerror})"))
             continue
+        newer = 0
         for line in filter(None, lines):
-            row = _parse_line(line)
+            try:
+                row = _parse_line(line)
+            except Newer:
+                newer += 1
+                continue
             torn += row is None
             if row is not None:
                 rows.append(row)
+        if newer:
+            bad.append((path, f"{path}: {newer} lines have a newer schema version than the {SCHEMA_VERSION} "
+                              "known here; update the project"))
     return rows, torn, bad
 
 
 def _parse_line(line: bytes) -> dict[str, Any] | None:
     try:
         raw = json.loads(line)
-        row = decode(raw)
-    except (ValueError, TypeError, AttributeError, RecursionError):
+        row = decode(lift(raw, int(raw.get("schema_version", 1))))
+    except Newer:
+        raise
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         return None
     return row if row["case_id"] and row["attempt"] is not None and row["status"] else None
-
-
-def write_part(run: Path, rows: Iterable[dict[str, Any]], manifest: dict[str, Any]) -> Path:
-    """Write the run's `part.parquet` from all its rows and return its path.
-
-    Explicit schema, zstd, page checksums. The footer carries the schema version, the run's id, environment
-    and a digest of the rows, because page checksums do not cover the footer itself.
-    """
-    rows = [decode(encode(row)) for row in rows]
-    footer = {
-        "schema_version": str(SCHEMA_VERSION),
-        "run_id": manifest.get("run_id", run.name),
-        "environment": json.dumps(manifest.get("environment", {}), ensure_ascii=False),
-    }
-    arrays = [pa.array([row[f.name] for row in rows], type=f.type) for f in ARROW]
-    table = pa.Table.from_arrays(arrays, schema=ARROW)
-    table = table.replace_schema_metadata({**footer, "rows_sha256": _digest(table)})
-    write_atomic(
-        run / PART, lambda hidden: pq.write_table(table, hidden, compression="zstd", write_page_checksum=True)
-    )
-    return run / PART
-
-
-def _digest(table: pa.Table) -> str:
-    """Hash of the values themselves, the same before writing and after reading."""
-    plain = [pa.field(f.name, pa.int64() if pa.types.is_timestamp(f.type) else f.type) for f in table.schema]
-    rows = table.cast(pa.schema(plain)).to_pylist()
-    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
-
-
-def read_part(path: Path) -> pa.Table:
-    """One parquet file in today's schema.
-
-    Raises
-    ------
-    StoreError
-        Truncated, empty, damaged, not one of ours, or written by a newer version.
-    """
-    try:
-        with pq.ParquetFile(path, page_checksum_verification=True) as file:
-            table = file.read()
-        footer = {k.decode(): v.decode() for k, v in (table.schema.metadata or {}).items()}
-        if "schema_version" not in footer:
-            raise StoreError(f"{path}: has no schema_version in its footer, so it is not a result file")
-        version = int(footer["schema_version"])
-        if version > SCHEMA_VERSION:
-            raise StoreError(
-                f"{path}: has schema version {version}, newer than the {SCHEMA_VERSION} known "
-                "here; update the project"
-            )
-        if footer.get("rows_sha256") != _digest(table):
-            raise StoreError(f"{path}: is damaged (its rows do not match their digest)")
-        for step in range(version, SCHEMA_VERSION):
-            table = MIGRATIONS[step](table)
-        return conform(table)
-    except _ARROW_ERRORS as error:
-        size = path.stat().st_size if path.exists() else 0
-        reason = "is empty" if size == 0 else f"cannot be read ({_first_line(error)})"
-        raise StoreError(f"{path}: {reason}") from error
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]
-
-
-def conform(table: pa.Table) -> pa.Table:
-    """Today's columns, in order and typed: missing ones null, unknown ones dropped."""
-    arrays = []
-    for wanted in ARROW:
-        if wanted.name in table.column_names:
-            arrays.append(table.column(wanted.name).cast(wanted.type))
-        else:
-            arrays.append(pa.chunked_array([pa.nulls(table.num_rows, wanted.type)]))
-    return pa.Table.from_arrays(arrays, schema=ARROW)
 
 
 def find_runs(paths: Iterable[Path | str] | Path | str) -> list[Path]:
@@ -243,9 +178,11 @@ def read_runs(paths: Iterable[Path | str] | Path | str, *, attempts: str = "late
     loaded = Loaded(_to_frame([]))
     tables = []
     for path in find_runs(paths):
-        table = _read_one(path, loaded)
-        table = _distinct(table, latest=attempts == "latest")
         where = path if path.is_dir() else path.parent
+        if (readable := os.fsencode(path).decode(errors="replace")) != str(path):
+            loaded.quarantined.append((Path(readable), f"{readable}: its name is not UTF-8; rename it"))
+            continue
+        table = _distinct(_read_one(path, loaded), latest=attempts == "latest")
         tables.append(table.append_column("run_path", pa.array([str(where)] * table.num_rows, pa.string())))
     loaded.frame = _to_frame(tables)
     return loaded
@@ -265,7 +202,7 @@ def _read_one(path: Path, loaded: Loaded) -> pa.Table:
         rows, torn, bad = read_journals(path)
         loaded.torn_lines += torn
         loaded.quarantined += bad
-        tables.append(pa.Table.from_pylist(rows, schema=ARROW))
+        tables.append(to_table(rows))
         parts = sorted(p for p in path.glob("*.parquet") if not p.name.startswith("."))
         if (path / MANIFEST).exists():
             try:
@@ -276,7 +213,8 @@ def _read_one(path: Path, loaded: Loaded) -> pa.Table:
         try:
             tables.append(read_part(part))
         except StoreError as error:
-            loaded.quarantined.append((part, str(error)))
+            if os.path.lexists(part):
+                loaded.quarantined.append((part, str(error)))
     loaded.runs.append(RunInfo(path, manifest, complete=bool(parts)))
     return pa.concat_tables(tables)
 

@@ -26,7 +26,7 @@ class Unavailable(RuntimeError):
     """The worker cannot open the machine; the message says why."""
 
 
-def _isolate(parent: int) -> None:
+def isolate(parent: int) -> None:
     """A process group of its own, no core files of a GPU's size, and no life after its parent."""
     import resource
 
@@ -43,7 +43,7 @@ def _isolate(parent: int) -> None:
 
 def serve(pipe, parent: int, machine_name: str, kernel_paths: list[str], repeat: Mapping[str, Any]) -> None:
     """Open the machine, then run cases until the pipe closes."""
-    _isolate(parent)
+    isolate(parent)
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # the order NVML uses
     from experiments import environment
 
@@ -74,12 +74,13 @@ def serve(pipe, parent: int, machine_name: str, kernel_paths: list[str], repeat:
         )
     )
     limits = Repeat(**repeat)
-    while (params := _receive(pipe)) is not None:
+    while (params := receive(pipe)) is not None:
         attempt, what = (run_pair, params["pair"]) if "pair" in params else (run_case, params)
         pipe.send(("row", attempt(machine, what, limits, kernels, lambda name: pipe.send(("phase", name)))))
 
 
-def _receive(pipe):
+def receive(pipe):
+    """The next case; None when the parent is gone."""
     try:
         return pipe.recv()
     except EOFError:
@@ -96,6 +97,8 @@ class Worker:
     kernel_paths : list of str
     repeat : Repeat
     """
+
+    process = staticmethod(serve)  # what the process does
 
     def __init__(self, machine: str, kernel_paths: list[str], repeat: Repeat):
         self.machine, self.kernel_paths, self.repeat = machine, kernel_paths, repeat
@@ -114,7 +117,7 @@ class Worker:
         context = mp.get_context("spawn")  # a forked process cannot use CUDA
         self._pipe, theirs = context.Pipe()
         arguments = (theirs, os.getpid(), self.machine, self.kernel_paths, asdict(self.repeat))
-        self._process = context.Process(target=serve, args=arguments, daemon=True)
+        self._process = context.Process(target=self.process, args=arguments, daemon=True)
         self._process.start()
         theirs.close()
         message = self._wait(time.monotonic() + START_S)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import random
-from datetime import datetime, timezone
+import os
 from pathlib import Path
 
 import numpy as np
@@ -13,38 +12,9 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from store_rows import ODD, WHEN, make_run, row
 
-from experiments import schema, store
-
-WHEN = datetime(2026, 3, 1, 12, 30, 0, 123456, timezone.utc)
-ODD = "läufe und ähnliches 実験"
-
-
-def row(case: int | str, attempt: int = 1, **columns):
-    return {
-        "run_id": "run",
-        "suite": "s",
-        "case_id": str(case),
-        "attempt": attempt,
-        "status": "ok",
-        "kernel": "flash",
-        "started_at": WHEN,
-        **columns,
-    }
-
-
-def make_run(folder: Path, rows, part: bool = True, run_id: str = "run") -> Path:
-    folder.mkdir(parents=True)
-    manifest = {"run_id": run_id, "environment": {"host": "größer"}}
-    store.write_manifest(folder, manifest)
-    journal = store.Journal(folder / "journal-0.jsonl")
-    for one in rows:
-        journal.append(one)
-    journal.close()
-    if part:
-        store.write_part(folder, rows, manifest)
-        (folder / "journal-0.jsonl").unlink()
-    return folder
+from experiments import disk, schema, store
 
 
 @pytest.mark.parametrize("part", [True, False])
@@ -69,6 +39,65 @@ def test_rows_come_back_as_they_went(tmp_path, part):
     assert [info.complete for info in loaded.runs] == [part]
 
 
+METRICS = [c.name for c in schema.COLUMNS if pa.types.is_floating(c.type)]
+SAMPLES = [c.name for c in schema.COLUMNS if pa.types.is_list(c.type)]
+
+
+@pytest.mark.parametrize("part", [True, False])
+def test_no_number_is_mistaken_for_another_in_any_metric(tmp_path, part):
+    values = [math.nan, math.inf, -math.inf, None, 0.0, -0.0, 5e-324, 1.7976931348623157e308, -1.5]
+    rows = [row(i, **dict.fromkeys(METRICS, value)) for i, value in enumerate(values)]
+    lists = [[math.nan, math.inf], [-math.inf], [], None, [0.0, -0.0]]
+    rows += [row(f"list {i}", **dict.fromkeys(SAMPLES, value)) for i, value in enumerate(lists)]
+    integers = [0, -(2**63), 2**63 - 1, None]
+    counts = [c.name for c in schema.COLUMNS if pa.types.is_integer(c.type) and c.name != "attempt"]
+    rows += [row(f"int {i}", **dict.fromkeys(counts, value)) for i, value in enumerate(integers)]
+    frame = store.read_runs(make_run(tmp_path / "run", rows, part)).frame.set_index("case_id")
+    expected = [repr(None if v is None else v) for v in values]
+    for name in METRICS:
+        column = frame[name].loc[[str(i) for i in range(len(values))]]
+        assert [repr(None if v is pd.NA else float(v)) for v in column] == expected, name
+        assert column.isna().tolist() == [v is None for v in values], name
+    for name in SAMPLES:
+        column = [frame[name][f"list {i}"] for i in range(len(lists))]
+        assert [None if v is pd.NA else repr([float(x) for x in v]) for v in column] == [
+            None if v is None else repr(v) for v in lists], name
+    for name in counts:
+        column = [frame[name][f"int {i}"] for i in range(len(integers))]
+        assert [None if v is pd.NA else int(v) for v in column] == integers, name
+
+
+@pytest.mark.parametrize("part", [True, False])
+def test_rows_of_nothing_but_nulls(tmp_path, part):
+    bare = [{"case_id": f"{i}", "attempt": 1, "status": "crash"} for i in range(3)]
+    make_run(tmp_path / "bare", bare, part)
+    make_run(tmp_path / "full", [row("a", model="m", measured_samples_us=[1.0])], part)
+    frame = store.read_runs(tmp_path).frame
+    assert len(frame) == 4 and frame.run_id.isna().sum() == 3
+    types = {c.name: pd.ArrowDtype(c.type) for c in schema.COLUMNS}
+    assert {name: frame[name].dtype for name in schema.NAMES} == types
+
+
+def test_runs_of_equal_name_stay_two(tmp_path):
+    first = make_run(tmp_path / "a" / ODD, [row("x", tokens=1), row("x", 2, tokens=2)])
+    second = make_run(tmp_path / "b" / ODD, [row("x", tokens=3)], part=False)
+    loaded = store.read_runs(tmp_path)
+    assert loaded.frame[["run_path", "tokens"]].values.tolist() == [[str(first), 2], [str(second), 3]]
+    assert [info.run_id for info in loaded.runs] == ["run", "run"]
+    assert len(store.read_runs([first, second, first], attempts="all").frame) == 3
+
+
+def test_a_name_that_is_not_utf8_is_set_aside(tmp_path):
+    try:
+        make_run(Path(os.fsdecode(os.fsencode(tmp_path) + b"/l\xe4ufe")), [row("b")], part=False)
+    except OSError as error:
+        pytest.skip(f"this file system takes no such name ({error.strerror})")
+    make_run(tmp_path / "good", [row("a")])
+    loaded = store.read_runs(tmp_path)
+    assert loaded.frame.case_id.tolist() == ["a"] and "not UTF-8" in loaded.quarantined[0][1]
+    loaded.quarantined[0][1].encode()  # it can be printed
+
+
 def test_empty_places_have_every_column(tmp_path):
     (tmp_path / "empty").mkdir()
     for path in (tmp_path, tmp_path / "nowhere", []):
@@ -89,47 +118,6 @@ def test_columns_that_are_empty_in_one_run_keep_their_type(tmp_path):
     assert pq.read_schema(tmp_path / "1" / store.PART).field("model").type == pa.string()
 
 
-def test_a_torn_journal_line_is_counted_and_costs_nothing_else(tmp_path):
-    run = make_run(tmp_path / "run", [row("a"), row("b")], part=False)
-    path = run / "journal-0.jsonl"
-    path.write_bytes(path.read_bytes() + b'{"run_id": "run", "case_id": "c", "att')
-    assert store.read_runs(run).torn_lines == 1
-    journal = store.Journal(path)  # the runner resumes after the kill
-    journal.append(row("c"))
-    journal.close()
-    loaded = store.read_runs(run)
-    assert loaded.frame.case_id.tolist() == ["a", "b", "c"] and loaded.torn_lines == 1
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        b"not json",
-        b"[1]",
-        b"3",
-        b"{}",
-        b'{"case_id": "x", "attempt": "1", "status": "ok"}',
-        b"\xff\xfe",
-        b'{"case_id": "x", "attempt": 1}',
-        b'{"case_id": "x", "attempt": 1, "status": "ok", "started_at": "soon"}',
-        b'{"case_id": "x", "attempt": 1, "status": "ok", "max_err": "big"}',
-        b"[" * 100000,
-    ],
-)
-def test_a_line_that_is_no_row_is_counted(tmp_path, line):
-    run = make_run(tmp_path / "run", [row("a")], part=False)
-    with open(run / "journal-1.jsonl", "wb") as handle:
-        handle.write(line + b"\n")
-    loaded = store.read_runs(run)
-    assert loaded.frame.case_id.tolist() == ["a"] and loaded.torn_lines == 1
-
-
-def test_a_line_with_columns_of_the_future_is_a_row(tmp_path):
-    run = make_run(tmp_path / "run", [], part=False)
-    (run / "journal-0.jsonl").write_text('{"case_id": "x", "attempt": 1, "status": "ok", "new_column": 3}\n')
-    assert store.read_runs(run).frame.case_id.tolist() == ["x"]
-
-
 def test_attempts(tmp_path):
     rows = [row("a", 1, status="timeout"), row("b", 1), row("a", 2)]
     run = make_run(tmp_path / "run", rows, part=False)
@@ -140,38 +128,7 @@ def test_attempts(tmp_path):
         store.read_runs(run, attempts="last")
 
 
-# --- damage
-
-
-def damaged(data: bytes, how: str) -> bytes:
-    return {"empty": b"", "cut": data[: len(data) // 2], "tail": data[-100:], "text": b"hello"}[how]
-
-
-@pytest.mark.parametrize("how", ["empty", "cut", "tail", "text"])
-def test_a_broken_parquet_is_set_aside_and_the_others_are_read(tmp_path, how):
-    make_run(tmp_path / "good", [row("a")])
-    bad = make_run(tmp_path / "bad", [row("b")]) / store.PART
-    bad.write_bytes(damaged(bad.read_bytes(), how))
-    loaded = store.read_runs(tmp_path)
-    assert loaded.frame.case_id.tolist() == ["a"]
-    [(path, reason)] = loaded.quarantined
-    assert path == bad and str(bad) in reason and "\n" not in reason
-    assert ("is empty" if how == "empty" else "cannot be read") in reason
-
-
-def test_no_flipped_bit_passes(tmp_path):
-    rows = [row(i, max_err=i / 7, measured_samples_us=[i, 2 * i], tokens=i) for i in range(20)]
-    path = make_run(tmp_path / "run", rows) / store.PART
-    data, expected = path.read_bytes(), repr(store.read_runs(path).frame.to_dict("list"))
-    rng, caught = random.Random(1), 0
-    for _ in range(150):
-        spoilt = bytearray(data)
-        spoilt[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
-        path.write_bytes(spoilt)
-        loaded = store.read_runs(path)
-        caught += bool(loaded.quarantined)
-        assert loaded.quarantined or repr(loaded.frame.to_dict("list")) == expected
-    assert caught > 75
+# --- what does not belong there
 
 
 def test_a_lost_parquet_is_made_up_from_the_journal(tmp_path):
@@ -194,43 +151,12 @@ def test_foreign_files_are_left_alone_or_set_aside(tmp_path):
 
 def test_a_manifest_that_cannot_be_read(tmp_path):
     run = make_run(tmp_path / "run", [row("a")])
-    (run / store.MANIFEST).write_text("{")
-    loaded = store.read_runs(run)
-    assert loaded.frame.case_id.tolist() == ["a"] and "is not JSON" in loaded.quarantined[0][1]
+    for text in ("{", "[" * 100000, "\xff", ""):
+        (run / store.MANIFEST).write_text(text, encoding="latin-1")
+        loaded = store.read_runs(run)
+        assert loaded.frame.case_id.tolist() == ["a"] and "is not JSON" in loaded.quarantined[0][1]
     with pytest.raises(store.StoreError, match="is this a run"):
         store.read_manifest(tmp_path)
-
-
-# --- versions
-
-
-def rewritten(path: Path, version: int, change=lambda table: table) -> None:
-    """The part as another schema version would have written it."""
-    table = change(pq.read_table(path))
-    footer = {"schema_version": str(version), "rows_sha256": store._digest(table)}
-    pq.write_table(table.replace_schema_metadata(footer), path)
-
-
-def test_newer_versions_are_refused_and_older_ones_lifted(tmp_path, monkeypatch):
-    path = make_run(tmp_path / "run", [row("a", kernel="flash")]) / store.PART
-    rewritten(path, schema.SCHEMA_VERSION + 1)
-    assert "newer than the 1 known here" in store.read_runs(path).quarantined[0][1]
-
-    def old_name(table):
-        return table.rename_columns(["kernal" if n == "kernel" else n for n in table.column_names])
-
-    rewritten(path, 0, old_name)
-    assert len(store.read_runs(path).quarantined) == 1  # nobody knows how to lift version 0
-    back = {0: lambda t: t.rename_columns(["kernel" if n == "kernal" else n for n in t.column_names])}
-    monkeypatch.setattr(store, "MIGRATIONS", back)
-    assert store.read_runs(path).frame.kernel.tolist() == ["flash"]
-
-
-def test_missing_columns_are_added_typed(tmp_path):
-    path = make_run(tmp_path / "run", [row("a")]) / store.PART
-    rewritten(path, 1, lambda table: table.drop_columns(["measured_power_w", "model"]))
-    frame = store.read_runs(path).frame
-    assert frame.measured_power_w.dtype == pd.ArrowDtype(pa.float64()) and frame.model.isna().all()
 
 
 # --- writing
@@ -250,6 +176,40 @@ def test_a_folder_that_cannot_be_written(tmp_path):
         store.write_manifest(tmp_path / "missing", {})
     with pytest.raises(store.StoreError, match="cannot be written"):
         store.Journal(tmp_path / "missing" / "journal-0.jsonl")
+
+
+def test_new_names_are_on_the_disk_too(tmp_path, monkeypatch):
+    synced = []
+    real = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda fd: (synced.append(os.readlink(f"/proc/self/fd/{fd}")), real(fd)))
+    disk.Journal(tmp_path / "journal-0.jsonl").close()
+    assert synced == [str(tmp_path)]
+    disk.write_atomic(tmp_path / "x", lambda hidden: hidden.write_text("x"))
+    assert synced[1:] == [str(tmp_path / f".x.{os.getpid()}"), str(tmp_path)]
+
+    def fail(code):
+        def fsync(fd):
+            raise OSError(code, os.strerror(code))
+        return fsync
+
+    monkeypatch.setattr(os, "fsync", fail(22))
+    disk.sync_folder(tmp_path)  # a file system that cannot: its own business
+    monkeypatch.setattr(os, "fsync", fail(5))
+    with pytest.raises(store.StoreError, match="Input/output error"):
+        disk.write_atomic(tmp_path / "x", lambda hidden: hidden.write_text("y"))
+
+
+def test_only_halves_of_our_own_are_swept(tmp_path):
+    kept = (".notes.txt.1", ".part.parquet.swp", "part.parquet.1", ".lock")
+    for name in (".part.parquet.77", ".manifest.json.1234", *kept):
+        (tmp_path / name).write_text("")
+    disk.remove_leftovers(tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(kept)
+
+
+def test_text_that_is_no_utf8_is_stored_readable(tmp_path):
+    run = make_run(tmp_path / "run", [row("a", error=os.fsdecode(b"g++: l\xe4uft"))])
+    assert store.read_runs(run).frame.error.tolist() == ["g++: l?uft"]
 
 
 def test_a_column_that_does_not_exist_is_a_mistake():
