@@ -1,6 +1,9 @@
 """`python -m experiments`."""
 
-from experiments.cli import main
+if __name__ == "__main__":  # a worker imports this module too, and needs nothing of it
+    from experiments.interrupts import leave_at_once
 
-if __name__ == "__main__":
+    leave_at_once()
+    from experiments.cli import main
+
     main()

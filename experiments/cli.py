@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
-from collections import Counter
 from pathlib import Path
 from typing import Annotated, Optional
 
 import typer
-from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from cuattn.machine import DeviceError
 from experiments import (
@@ -22,16 +17,29 @@ from experiments import (
     explain_shape,
     export_cli,
     recommend_cli,
+    run_cli,
     runner,
     store,
     tables,
     tune_cli,
 )
 from experiments import doctor as doctoring
+from experiments.console import console, errors
+from experiments.interrupts import raise_again
+from experiments.run_cli import (
+    Batch,
+    KernelPaths,
+    Lengths,
+    Limit,
+    MachineName,
+    Only,
+    SuiteName,
+    request_of,
+    show_rows,
+)
 from experiments.suite import load_suite, suite_names
-from experiments.sweep import Options
-from experiments.words import UserError, nearest
-from experiments.worker import Unavailable, Worker
+from experiments.words import UserError
+from experiments.worker import Unavailable
 
 app = typer.Typer(
     add_completion=False,
@@ -39,30 +47,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Sweep attention kernels over shapes, check every result, keep what was measured.",
 )
-WIDE = 160  # columns where the output is not a terminal's, such as a log of continuous integration
-console = Console() if sys.stdout.isatty() else Console(width=WIDE)
-errors = Console(stderr=True)
-FAILED = ("incorrect", "compile_error", "cuda_error", "crash", "timeout")
-INTERRUPTED = 130
-
-SuiteName = Annotated[str, typer.Argument(help="A suite's name (see `list`) or the path of a TOML file.")]
-MachineName = Annotated[str, typer.Option("--machine", help="best, cpu or gpu.")]
-KernelPaths = Annotated[
-    Optional[list[str]], typer.Option("--kernel", help="Add a kernel: a module that defines ROW.")
-]
-Only = Annotated[Optional[str], typer.Option("--only", help="Only this kernel's cases.")]
-Limit = Annotated[Optional[int], typer.Option("--limit", help="Only the first N cases.")]
-Lengths = Annotated[
-    Optional[str],
-    typer.Option(
-        "--lengths",
-        help="Ragged batches with the lengths of a request log: "
-        "Azure CSV, Mooncake JSONL, or one integer a line.",
-    ),
-]
-Batch = Annotated[
-    Optional[int], typer.Option("--batch", help="Requests a ragged batch; 64 on a GPU, 4 without.")
-]
 
 
 def main() -> None:
@@ -77,12 +61,9 @@ def main() -> None:
         raise SystemExit(1) from None
 
 
-def _request(suite, machine, kernel, only, limit, lengths, batch) -> runner.Request:
-    if machine not in ("best", "cpu", "gpu"):
-        raise UserError(
-            f"--machine: '{machine}' is not a machine; {nearest(machine, ('best', 'cpu', 'gpu'))}"
-        )
-    return runner.Request(suite, machine, tuple(kernel or ()), Options((), only, limit, lengths, batch))
+@app.callback()
+def _begin() -> None:
+    raise_again()
 
 
 @app.command("list")
@@ -108,7 +89,7 @@ def plan(
     batch: Batch = None,
 ) -> None:
     """List every case of a suite with its estimated time, and run nothing."""
-    request = _request(suite, machine, kernel, only, limit, lengths, batch)
+    request = request_of(suite, machine, kernel, only, limit, lengths, batch)
     found, chosen, cases = runner.plan(request)
     cases = estimate.with_estimates(cases, chosen, found.repeat)
     seconds = {case.case_id: case.estimate_s for case in cases}
@@ -133,104 +114,8 @@ def _duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
-@app.command()
-def run(
-    suite: SuiteName,
-    machine: MachineName = "best",
-    kernel: KernelPaths = None,
-    only: Only = None,
-    limit: Limit = None,
-    lengths: Lengths = None,
-    batch: Batch = None,
-    out: Annotated[
-        Optional[Path], typer.Option("--out", help="The run's folder; a new one below ./runs if not given.")
-    ] = None,
-) -> None:
-    """Run a suite: every case ends as a row, in a folder of the run's own."""
-    request = _request(suite, machine, kernel, only, limit, lengths, batch)
-    runner.plan(request)  # what the user mistyped is said before a worker starts
-    worker = Worker(
-        machine, [str(Path(path).resolve()) for path in request.kernels], load_suite(suite).repeat
-    )
-    worker.start()
-    try:
-        opened = runner.begin(request, worker, out)
-        _complete(opened, worker, opened.cases)
-    finally:
-        worker.stop()
-
-
-@app.command()
-def resume(
-    run: Annotated[Path, typer.Argument(help="The run's folder.")],
-    retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Also try failed cases again.")
-    ] = False,
-) -> None:
-    """Run what a run still lacks."""
-    opened = runner.reopen(run)
-    cases = opened.pending(retry_failed)
-    if not cases:
-        console.print(f"Nothing is missing: {len(opened.cases)} cases have their rows.")
-        _close(opened)
-        return
-    worker = runner.worker_for(opened)
-    try:
-        _complete(opened, worker, cases)
-    finally:
-        worker.stop()
-
-
-def _complete(opened: runner.Run, worker: Worker, cases) -> None:
-    """Execute the cases with a progress bar, write the parquet, print the table, exit as the rows deserve."""
-    device = opened.manifest["device"]
-    console.print(
-        f"{opened.manifest['title']}: {len(cases)} cases on {escape(device['device'])}, "
-        f"into {escape(str(opened.path))}",
-        highlight=False,
-    )
-    columns = (
-        TextColumn("{task.description}", table_column=None),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    try:
-        with Progress(*columns, console=console, transient=True) as bar:
-            task = bar.add_task("starting", total=len(cases))
-
-            def progress(case, row) -> None:
-                if row is None:
-                    bar.update(task, description=escape(case.label))
-                    return
-                bar.advance(task)
-                if row["status"] in FAILED:
-                    bar.console.print(
-                        f"[red]{row['status']}[/] {escape(case.label)}: {escape(row['error'])}",
-                        highlight=False,
-                    )
-
-            runner.execute(opened, worker, cases, progress)
-    except KeyboardInterrupt:
-        again = shlex.join(["resume", str(opened.path)])
-        console.print(
-            f"Stopped. What was done is kept; go on with: python -m experiments {escape(again)}",
-            highlight=False,
-            soft_wrap=True,
-        )
-        raise SystemExit(INTERRUPTED) from None
-    _close(opened)
-
-
-def _close(opened: runner.Run) -> None:
-    """Write the parquet, say what came out; exit code 1 where a kernel failed."""
-    part = runner.finish(opened)
-    loaded = store.read_runs(opened.path)
-    _show(loaded, opened.manifest)
-    console.print(f"Results: {escape(str(part))}", highlight=False, soft_wrap=True)
-    counts = Counter(loaded.frame["status"])
-    if any(counts[status] for status in FAILED):
-        raise SystemExit(1)
+app.command()(run_cli.run)
+app.command()(run_cli.resume)
 
 
 @app.command()
@@ -254,29 +139,13 @@ def show(
     for info in loaded.runs:
         where = info.path if info.path.is_dir() else info.path.parent
         rows = loaded.frame[loaded.frame["run_path"] == str(where)]
-        _show(store.Loaded(rows.reset_index(drop=True)), info.manifest)
+        show_rows(store.Loaded(rows.reset_index(drop=True)), info.manifest)
     for bad, reason in loaded.quarantined:
         errors.print(
             f"[yellow]set aside[/] {escape(str(bad))}: {escape(reason)}", soft_wrap=True, highlight=False
         )
     if loaded.torn_lines:
         errors.print(f"[yellow]{loaded.torn_lines} torn journal lines[/] were skipped")
-
-
-def _show(loaded: store.Loaded, manifest: dict) -> None:
-    frame = loaded.frame
-    devices = ", ".join(sorted(str(d) for d in frame["device"].dropna().unique()))
-    title = manifest.get("title", "Run")
-    for table in tables.results(frame, f"{title} ({devices})" if devices else title):
-        console.print(table)
-    if (bad := tables.problems(frame)) is not None:
-        console.print(bad)
-    counts = Counter(str(s) for s in frame["status"])
-    total = len(manifest.get("cases", ())) or len(frame)
-    console.print(
-        f"{len(frame)} of {total} cases: " + ", ".join(f"{n} {s}" for s, n in counts.most_common()),
-        highlight=False,
-    )
 
 
 capacity_cli.register(app, console)

@@ -66,8 +66,9 @@ def _gpu():
             environment.no_gpu_reason(),
             "kernels run on the CPU machine, which counts and does not time",
         )
-    for card in cards:
-        yield "GPU", True, f"{card['name']}, driver {card['driver']}, CUDA {card['cuda']}", ""
+    for number, card in enumerate(cards):
+        detail = f"{card['name']}, driver {card['driver']}, CUDA {card['cuda']}, {card['uuid']}"
+        yield f"GPU {number}", True, detail, ""
     if find_spec("cupy") is None:
         remedy = "for a GPU: pip install cupy-cuda13x nvidia-cuda-nvrtc nvidia-cuda-runtime nvidia-cuda-cccl"
         yield "CuPy", False if cards else None, "absent", remedy

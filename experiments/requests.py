@@ -1,0 +1,57 @@
+"""What `run` was asked for, and what that means: the suite, the machine and its cases."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass, replace
+from typing import Any
+
+from experiments import environment
+from experiments.catalog import catalog
+from experiments.suite import Suite, load_suite
+from experiments.sweep import Case, Options, cases_of
+
+
+@dataclass(frozen=True)
+class Request:
+    """What `run` was asked to do; kept in the manifest so that `resume` asks for the same."""
+
+    suite: str
+    machine: str = "best"
+    kernels: tuple[str, ...] = ()
+    options: Options = Options()
+    devices: str | None = None
+    jobs: int | None = None
+
+    def known(self) -> dict[str, Any]:
+        return catalog(self.kernels)
+
+
+def plan(request: Request, machine: str | None = None) -> tuple[Suite, str, list[Case]]:
+    """The suite, the machine and the cases of a request, without starting anything.
+
+    Raises
+    ------
+    UserError
+    """
+    suite, known = load_suite(request.suite), request.known()
+    if machine is None:
+        machine = request.machine
+        if machine == "best":
+            machine = "gpu" if environment.gpu_expected() else "cpu"
+    external = tuple(entry.name for entry in known.values() if entry.path)
+    return suite, machine, cases_of(suite, machine, known, replace(request.options, kernels=external))
+
+
+def command_line(request: Request) -> str:
+    """The arguments that ask for the same run again."""
+    words = ["run", request.suite, "--machine", request.machine]
+    for path in request.kernels:
+        words += ["--kernel", path]
+    for name in ("only", "limit", "lengths", "batch"):
+        if (value := getattr(request.options, name)) is not None:
+            words += [f"--{name}", str(value)]
+    for name in ("devices", "jobs"):
+        if (value := getattr(request, name)) is not None:
+            words += [f"--{name}", str(value)]
+    return shlex.join(words)

@@ -1,0 +1,191 @@
+"""The commands run and resume."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from experiments import runner, store, tables
+from experiments.console import console, note
+from experiments.interrupts import INTERRUPTED, ignore
+from experiments.suite import load_suite
+from experiments.sweep import Options
+from experiments.words import UserError, nearest
+
+FAILED = ("incorrect", "compile_error", "cuda_error", "crash", "timeout")
+
+SuiteName = Annotated[str, typer.Argument(help="A suite's name (see `list`) or the path of a TOML file.")]
+MachineName = Annotated[str, typer.Option("--machine", help="best, cpu or gpu.")]
+KernelPaths = Annotated[
+    Optional[list[str]], typer.Option("--kernel", help="Add a kernel: a module that defines ROW.")
+]
+Only = Annotated[Optional[str], typer.Option("--only", help="Only this kernel's cases.")]
+Limit = Annotated[Optional[int], typer.Option("--limit", help="Only the first N cases.")]
+Lengths = Annotated[
+    Optional[str],
+    typer.Option(
+        "--lengths",
+        help="Ragged batches with the lengths of a request log: "
+        "Azure CSV, Mooncake JSONL, or one integer a line.",
+    ),
+]
+Batch = Annotated[
+    Optional[int], typer.Option("--batch", help="Requests a ragged batch; 64 on a GPU, 4 without.")
+]
+Devices = Annotated[
+    Optional[str],
+    typer.Option(
+        "--devices", "--device",
+        help="GPUs by number or UUID, such as 0,1, or all: one worker each. The first one if not given.",
+    ),
+]
+Jobs = Annotated[Optional[int], typer.Option("--jobs", help="Workers on the CPU machine; 1 if not given.")]
+Wait = Annotated[
+    bool, typer.Option("--wait", help="Wait for a GPU or a folder that another run holds, do not refuse.")
+]
+
+
+def request_of(
+    suite, machine, kernel, only, limit, lengths, batch, devices=None, jobs=None
+) -> runner.Request:
+    """The options as a request.
+
+    Raises
+    ------
+    UserError
+    """
+    if machine not in ("best", "cpu", "gpu"):
+        raise UserError(
+            f"--machine: '{machine}' is not a machine; {nearest(machine, ('best', 'cpu', 'gpu'))}"
+        )
+    options = Options((), only, limit, lengths, batch)
+    return runner.Request(suite, machine, tuple(kernel or ()), options, devices, jobs)
+
+
+@contextmanager
+def _stopping(path: Path | None = None):
+    """An interrupt ends as a sentence."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        ignore()
+        text = "Stopped before the run began."
+        if path is not None:
+            again = shlex.join(["resume", str(path)])
+            text = f"Stopped. What was done is kept; go on with: python -m experiments {again}"
+        console.print(escape(text), highlight=False, soft_wrap=True)
+        raise SystemExit(INTERRUPTED) from None
+
+
+def run(
+    suite: SuiteName,
+    machine: MachineName = "best",
+    kernel: KernelPaths = None,
+    only: Only = None,
+    limit: Limit = None,
+    lengths: Lengths = None,
+    batch: Batch = None,
+    out: Annotated[
+        Optional[Path], typer.Option("--out", help="The run's folder; a new one below ./runs if not given.")
+    ] = None,
+    devices: Devices = None,
+    jobs: Jobs = None,
+    wait: Wait = False,
+) -> None:
+    """Run a suite: every case ends as a row, in a folder of the run's own."""
+    with _stopping():
+        request = request_of(suite, machine, kernel, only, limit, lengths, batch, devices, jobs)
+        runner.plan(request)  # what the user mistyped is said before a worker starts
+        with (
+            runner.crew_of(request, load_suite(suite).repeat, note, wait) as crew,
+            runner.begin(request, crew, out, note) as opened,
+        ):
+            _complete(opened, crew, opened.cases)
+
+
+def resume(
+    run: Annotated[Path, typer.Argument(help="The run's folder.")],
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Also try failed cases again.")
+    ] = False,
+    devices: Devices = None,
+    jobs: Jobs = None,
+    wait: Wait = False,
+) -> None:
+    """Run what a run still lacks, where it began or on the GPUs named here."""
+    with _stopping(run), runner.reopen(run, note, wait) as opened:
+        cases = opened.pending(retry_failed)
+        if not cases:
+            console.print(f"Nothing is missing: {len(opened.cases)} cases have their rows.")
+            _close(opened)
+            return
+        with runner.crew_for(opened, devices, jobs, note, wait) as crew:
+            _complete(opened, crew, cases)
+
+
+def _complete(opened: runner.Run, crew, cases) -> None:
+    """Execute the cases with a progress bar, write the parquet, print the table, exit as the rows deserve."""
+    many = f"{len(crew.workers)} × " if len(crew.workers) > 1 else ""
+    console.print(
+        f"{opened.manifest['title']}: {len(cases)} cases on {many}{escape(crew.device['device'])}, "
+        f"into {escape(str(opened.path))}",
+        highlight=False,
+    )
+    columns = (
+        TextColumn("{task.description}", table_column=None),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with _stopping(opened.path):
+        with Progress(*columns, console=console, transient=True) as bar:
+            task = bar.add_task("starting", total=len(cases))
+
+            def progress(case, row) -> None:
+                if row is None:
+                    bar.update(task, description=escape(case.label))
+                    return
+                bar.advance(task)
+                if row["status"] in FAILED:
+                    bar.console.print(
+                        f"[red]{row['status']}[/] {escape(case.label)}: {escape(row['error'])}",
+                        highlight=False,
+                    )
+
+            runner.execute(opened, crew, cases, progress)
+        _close(opened)
+
+
+def _close(opened: runner.Run) -> None:
+    """Write the parquet, say what came out; exit code 1 where a kernel failed."""
+    part = runner.finish(opened)
+    loaded = store.read_runs(opened.path)
+    show_rows(loaded, opened.manifest)
+    console.print(f"Results: {escape(str(part))}", highlight=False, soft_wrap=True)
+    counts = Counter(loaded.frame["status"])
+    if any(counts[status] for status in FAILED):
+        raise SystemExit(1)
+
+
+def show_rows(loaded: store.Loaded, manifest: dict) -> None:
+    """Print the tables of one run, what did not end ok, and how many cases there are."""
+    frame = loaded.frame
+    devices = ", ".join(sorted(str(d) for d in frame["device"].dropna().unique()))
+    title = manifest.get("title", "Run")
+    for table in tables.results(frame, f"{title} ({devices})" if devices else title):
+        console.print(table)
+    if (bad := tables.problems(frame)) is not None:
+        console.print(bad)
+    counts = Counter(str(s) for s in frame["status"])
+    total = len(manifest.get("cases", ())) or len(frame)
+    console.print(
+        f"{len(frame)} of {total} cases: " + ", ".join(f"{n} {s}" for s, n in counts.most_common()),
+        highlight=False,
+    )
