@@ -101,22 +101,32 @@ def available() -> list[Folder]:
 def preferred(folders: list[Folder]) -> list[Folder]:
     """What the dashboard opens on: the newest own run of every suite and device, else the recorded runs.
 
-    A run whose manifest cannot be read stands for itself, so that it is seen.
+    A run that is one of n shards brings the newest of the other n - 1 along. A run whose manifest cannot be
+    read stands for itself, so that it is seen.
     """
-    newest: dict[tuple, Folder] = {}
+    newest: dict[tuple, dict[tuple, Folder]] = {}
     for folder in folders:  # own runs come newest first
         if folder.origin == MINE:
-            newest.setdefault(_kind(folder), folder)
-    return list(newest.values()) or folders
+            kind, shard = _kind(folder)
+            group = newest.setdefault(kind, {shard: folder})
+            if shard[1] in {of for _, of in group}:
+                group.setdefault(shard, folder)
+    return [folder for group in newest.values() for folder in group.values()] or folders
 
 
-def _kind(folder: Folder) -> tuple:
+def _kind(folder: Folder) -> tuple[tuple, tuple]:
+    """(suite and device, which shard of how many)."""
+    whole = ("1", "1")
     try:
         manifest = store.read_manifest(folder.path)
     except store.StoreError:
-        return (folder.path,)
-    suite = manifest.get("suite")
-    return (str(suite), str(manifest.get("device"))) if suite else (folder.path,)
+        return (folder.path,), whole
+    suite, device, shard = (manifest.get(key) for key in ("suite", "device", "shard"))
+    if isinstance(device, dict):  # shards run on several of one kind
+        device = {name: value for name, value in device.items() if name != "device_uuid"}
+    if isinstance(shard, dict):
+        whole = str(shard.get("index")), str(shard.get("of"))
+    return ((str(suite), str(device)) if suite else (folder.path,)), whole
 
 
 def load(folders: list[Folder]) -> Loaded:

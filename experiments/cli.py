@@ -33,6 +33,7 @@ from experiments.run_cli import (
     Limit,
     MachineName,
     Only,
+    ShardOf,
     SuiteName,
     request_of,
     show_rows,
@@ -87,9 +88,10 @@ def plan(
     limit: Limit = None,
     lengths: Lengths = None,
     batch: Batch = None,
+    shard: ShardOf = None,
 ) -> None:
     """List every case of a suite with its estimated time, and run nothing."""
-    request = request_of(suite, machine, kernel, only, limit, lengths, batch)
+    request = request_of(suite, machine, kernel, only, limit, lengths, batch, shard)
     found, chosen, cases = runner.plan(request)
     cases = estimate.with_estimates(cases, chosen, found.repeat)
     seconds = {case.case_id: case.estimate_s for case in cases}

@@ -9,7 +9,7 @@ import os
 import re
 import secrets
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from experiments.disk import remove_leftovers, sync_folder
 from experiments.locks import Lock, take
 from experiments.requests import Request, command_line, plan
 from experiments.schema import RETRYABLE, SCHEMA_VERSION
+from experiments.shards import parse_shard
 from experiments.suite import Repeat
 from experiments.sweep import Case
 from experiments.words import UserError
@@ -81,7 +82,9 @@ def begin(request: Request, crew: Crew, out: Path | None, say: Say = lambda sent
     """
     suite, machine, cases = plan(request, crew.machine)
     stamp = datetime.now(timezone.utc)
-    run_id = f"{suite.name}-{stamp:%Y%m%dT%H%M%SZ}-{secrets.token_hex(2)}"
+    shard = _shard(request, crew.machine)
+    part = f"-{shard['index']}of{shard['of']}" if shard else ""
+    run_id = f"{suite.name}{part}-{stamp:%Y%m%dT%H%M%SZ}-{secrets.token_hex(2)}"
     path = RUNS / run_id if out is None else out
     lock = _make(path, say)
     manifest = {
@@ -103,6 +106,7 @@ def begin(request: Request, crew: Crew, out: Path | None, say: Say = lambda sent
         "repeat": asdict(suite.repeat),
         "device": crew.device,
         "environment": environment.capture(),
+        "shard": shard,
         "cases": [{"case_id": c.case_id, "params": dict(c.params)} for c in cases],
         "schema_version": SCHEMA_VERSION,
     }
@@ -112,6 +116,15 @@ def begin(request: Request, crew: Crew, out: Path | None, say: Say = lambda sent
         lock.release()
         raise
     return Run(path, manifest, cases, [], lock)
+
+
+def _shard(request: Request, machine: str) -> dict[str, int] | None:
+    """Which part of how many this run is, and the cases all of them have together; None for a whole run."""
+    if request.options.shard is None:
+        return None
+    _, _, every = plan(replace(request, options=replace(request.options, shard=None)), machine)
+    shard = parse_shard(request.options.shard)
+    return {"index": shard.index, "of": shard.of, "cases": len(every)}
 
 
 def _make(path: Path, say: Say) -> Lock:
@@ -177,12 +190,13 @@ def _plan_of(path: Path) -> tuple[list[Case], dict[str, Any]]:
         raise store.StoreError(f"{where}: does not say {', '.join(missing)}, so the run cannot be resumed")
     try:
         if int(manifest.get("schema_version", 1)) > SCHEMA_VERSION:
-            raise store.StoreError(f"{where}: was begun by a newer version of the project; update it to resume")
+            raise store.StoreError(f"{where}: was begun by a newer version of the project; update it here")
         Repeat(**manifest["repeat"])
         _ = manifest["request"]["kernels"], manifest["device"]["machine"], manifest["device"]["device"]
         return [Case(c["case_id"], c["params"]) for c in manifest["cases"]], manifest
     except (TypeError, KeyError, ValueError) as error:
-        raise store.StoreError(f"{where}: is not a run's manifest ({type(error).__name__}: {error})") from error
+        why = f"{type(error).__name__}: {error}"
+        raise store.StoreError(f"{where}: is not the manifest of a run ({why})") from error
 
 
 def finish(run: Run) -> Path:

@@ -48,7 +48,7 @@ def command_line(request: Request) -> str:
     words = ["run", request.suite, "--machine", request.machine]
     for path in request.kernels:
         words += ["--kernel", path]
-    for name in ("only", "limit", "lengths", "batch"):
+    for name in ("only", "limit", "lengths", "batch", "shard"):
         if (value := getattr(request.options, name)) is not None:
             words += [f"--{name}", str(value)]
     for name in ("devices", "jobs"):

@@ -39,6 +39,9 @@ Lengths = Annotated[
 Batch = Annotated[
     Optional[int], typer.Option("--batch", help="Requests a ragged batch; 64 on a GPU, 4 without.")
 ]
+ShardOf = Annotated[
+    Optional[str], typer.Option("--shard", help="I/N: only the I-th of N parts, such as 1/4, for batch jobs.")
+]
 Devices = Annotated[
     Optional[str],
     typer.Option(
@@ -53,7 +56,7 @@ Wait = Annotated[
 
 
 def request_of(
-    suite, machine, kernel, only, limit, lengths, batch, devices=None, jobs=None
+    suite, machine, kernel, only, limit, lengths, batch, shard=None, devices=None, jobs=None
 ) -> runner.Request:
     """The options as a request.
 
@@ -65,7 +68,7 @@ def request_of(
         raise UserError(
             f"--machine: '{machine}' is not a machine; {nearest(machine, ('best', 'cpu', 'gpu'))}"
         )
-    options = Options((), only, limit, lengths, batch)
+    options = Options((), only, limit, lengths, batch, shard)
     return runner.Request(suite, machine, tuple(kernel or ()), options, devices, jobs)
 
 
@@ -95,13 +98,14 @@ def run(
     out: Annotated[
         Optional[Path], typer.Option("--out", help="The run's folder; a new one below ./runs if not given.")
     ] = None,
+    shard: ShardOf = None,
     devices: Devices = None,
     jobs: Jobs = None,
     wait: Wait = False,
 ) -> None:
     """Run a suite: every case ends as a row, in a folder of the run's own."""
     with _stopping():
-        request = request_of(suite, machine, kernel, only, limit, lengths, batch, devices, jobs)
+        request = request_of(suite, machine, kernel, only, limit, lengths, batch, shard, devices, jobs)
         runner.plan(request)  # what the user mistyped is said before a worker starts
         with (
             runner.crew_of(request, load_suite(suite).repeat, note, wait) as crew,
@@ -134,7 +138,7 @@ def _complete(opened: runner.Run, crew, cases) -> None:
     """Execute the cases with a progress bar, write the parquet, print the table, exit as the rows deserve."""
     many = f"{len(crew.workers)} × " if len(crew.workers) > 1 else ""
     console.print(
-        f"{opened.manifest['title']}: {len(cases)} cases on {many}{escape(crew.device['device'])}, "
+        f"{title_of(opened.manifest)}: {len(cases)} cases on {many}{escape(crew.device['device'])}, "
         f"into {escape(str(opened.path))}",
         highlight=False,
     )
@@ -174,11 +178,17 @@ def _close(opened: runner.Run) -> None:
         raise SystemExit(1)
 
 
+def title_of(manifest: dict) -> str:
+    """The run's title, and which shard it is."""
+    shard = manifest.get("shard")
+    return manifest.get("title", "Run") + (f", shard {shard['index']}/{shard['of']}" if shard else "")
+
+
 def show_rows(loaded: store.Loaded, manifest: dict) -> None:
     """Print the tables of one run, what did not end ok, and how many cases there are."""
     frame = loaded.frame
     devices = ", ".join(sorted(str(d) for d in frame["device"].dropna().unique()))
-    title = manifest.get("title", "Run")
+    title = title_of(manifest)
     for table in tables.results(frame, f"{title} ({devices})" if devices else title):
         console.print(table)
     if (bad := tables.problems(frame)) is not None:

@@ -14,6 +14,7 @@ from cuattn.kernels.base import ELEMENT_BYTES, AttentionShape
 from experiments.catalog import Entry
 from experiments.lengths import batches, read_lengths
 from experiments.models import model
+from experiments.shards import parse_shard, select
 from experiments.suite import AXES, Suite, Sweep
 from experiments.words import UserError, nearest
 
@@ -58,6 +59,7 @@ class Options:
     limit: int | None = None
     lengths: str | None = None
     batch: int | None = None
+    shard: str | None = None  # "i/n", of the cases that the other options leave
 
 
 def cases_of(
@@ -68,7 +70,7 @@ def cases_of(
     Raises
     ------
     UserError
-        An unknown kernel or model, axes that do not belong together, or no case left.
+        An unknown kernel or model, axes that do not belong together, a shard that is none, or no case left.
     """
     ragged = _ragged(options, machine)
     found: dict[str, Case] = {}
@@ -95,7 +97,7 @@ def cases_of(
             f"suite: '{suite.name}' has no case on the {machine} machine with {why}; see the plan of "
             "another suite with: python -m experiments list"
         )
-    return cases
+    return cases if options.shard is None else select(cases, parse_shard(options.shard))
 
 
 def _ragged(options: Options, machine: str) -> list[dict[str, Any]]:

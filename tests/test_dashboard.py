@@ -115,6 +115,19 @@ def test_opens_on_the_newest_own_run_of_a_suite(open_page, recorded, tmp_path):
     assert app.multiselect(key="run").value == ["aaa/quick"]
 
 
+def test_opens_on_all_shards_of_the_newest_run(open_page, recorded, tmp_path):
+    lines = made.cpu_rows()["quick"]
+    shards = {"a": (2, 2), "b": (1, 2), "c": (1, 2), "d": (1, 3), "whole": None}
+    for age, (name, shard) in enumerate(shards.items()):  # the newest comes first
+        run = made.write(tmp_path / "runs" / name, {"quick": lines}) / "quick"
+        device = {"device": "cpu", "device_uuid": f"GPU-{age}"}
+        part = shard and {"index": shard[0], "of": shard[1], "cases": 9}
+        store.write_manifest(run, {"run_id": name, "suite": "quick", "device": device, "shard": part})
+        os.utime(run, (99 - age, 99 - age))
+    app = open_page("overview", runs=tmp_path / "runs", shipped=recorded)
+    assert sorted(app.multiselect(key="run").value) == ["a/quick", "b/quick"]
+
+
 def test_table_download_and_command_stand_under_a_chart(open_page, recorded):
     app = open_page("memory", shipped=recorded)
     assert "python -m experiments run memory" in [code.value for code in app.code]
