@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
+from contextlib import contextmanager
 
 INTERRUPTED = 130  # the exit code
 
@@ -17,6 +19,26 @@ def leave_at_once() -> None:
     """From now on an interrupt ends the process, unless interrupts are ignored altogether."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _leave)
+
+
+@contextmanager
+def held():
+    """Interrupts wait for the end of the block; a process started in it sees none until it asks for them."""
+    pressed: list[int] = []
+    handler = signal.getsignal(signal.SIGINT)
+    ours = callable(handler) and threading.current_thread() is threading.main_thread()
+    # NOTE: the mask is for processes that inherit it. Here another thread, of a library, may take the signal.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    if ours:
+        signal.signal(signal.SIGINT, lambda number, frame: pressed.append(number))
+    try:
+        yield
+    finally:
+        if ours:
+            signal.signal(signal.SIGINT, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if pressed:
+            handler(signal.SIGINT, None)
 
 
 def ignore() -> None:

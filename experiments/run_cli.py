@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Optional
 
@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from experiments import runner, store, tables
 from experiments.console import console, note
-from experiments.interrupts import INTERRUPTED, ignore
+from experiments.interrupts import INTERRUPTED, held, ignore
 from experiments.suite import load_suite
 from experiments.sweep import Options
 from experiments.words import UserError, nearest
@@ -72,16 +72,22 @@ def request_of(
     return runner.Request(suite, machine, tuple(kernel or ()), options, devices, jobs)
 
 
-@contextmanager
-def _stopping(path: Path | None = None):
-    """An interrupt ends as a sentence."""
-    try:
-        yield
-    except KeyboardInterrupt:
+@dataclass
+class _Stopping:
+    """An interrupt within the block ends as a sentence, which names the run once there is one."""
+
+    path: Path | None = None
+
+    def __enter__(self) -> _Stopping:
+        return self
+
+    def __exit__(self, kind, error, trace) -> None:
+        if kind is not KeyboardInterrupt:
+            return
         ignore()
         text = "Stopped before the run began."
-        if path is not None:
-            again = shlex.join(["resume", str(path)])
+        if self.path is not None:
+            again = shlex.join(["resume", str(self.path)])
             text = f"Stopped. What was done is kept; go on with: python -m experiments {again}"
         console.print(escape(text), highlight=False, soft_wrap=True)
         raise SystemExit(INTERRUPTED) from None
@@ -104,14 +110,15 @@ def run(
     wait: Wait = False,
 ) -> None:
     """Run a suite: every case ends as a row, in a folder of the run's own."""
-    with _stopping():
+    with _Stopping() as stopping:
         request = request_of(suite, machine, kernel, only, limit, lengths, batch, shard, devices, jobs)
         runner.plan(request)  # what the user mistyped is said before a worker starts
-        with (
-            runner.crew_of(request, load_suite(suite).repeat, note, wait) as crew,
-            runner.begin(request, crew, out, note) as opened,
-        ):
-            _complete(opened, crew, opened.cases)
+        with runner.crew_of(request, load_suite(suite).repeat, note, wait) as crew:
+            with held():
+                opened = runner.begin(request, crew, out, note)
+                stopping.path = opened.path
+            with opened:
+                _complete(opened, crew, opened.cases)
 
 
 def resume(
@@ -124,7 +131,7 @@ def resume(
     wait: Wait = False,
 ) -> None:
     """Run what a run still lacks, where it began or on the GPUs named here."""
-    with _stopping(run), runner.reopen(run, note, wait) as opened:
+    with _Stopping(run), runner.reopen(run, note, wait) as opened:
         cases = opened.pending(retry_failed)
         if not cases:
             console.print(f"Nothing is missing: {len(opened.cases)} cases have their rows.")
@@ -148,23 +155,22 @@ def _complete(opened: runner.Run, crew, cases) -> None:
         MofNCompleteColumn(),
         TimeElapsedColumn(),
     )
-    with _stopping(opened.path):
-        with Progress(*columns, console=console, transient=True) as bar:
-            task = bar.add_task("starting", total=len(cases))
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("starting", total=len(cases))
 
-            def progress(case, row) -> None:
-                if row is None:
-                    bar.update(task, description=escape(case.label))
-                    return
-                bar.advance(task)
-                if row["status"] in FAILED:
-                    bar.console.print(
-                        f"[red]{row['status']}[/] {escape(case.label)}: {escape(row['error'])}",
-                        highlight=False,
-                    )
+        def progress(case, row) -> None:
+            if row is None:
+                bar.update(task, description=escape(case.label))
+                return
+            bar.advance(task)
+            if row["status"] in FAILED:
+                bar.console.print(
+                    f"[red]{row['status']}[/] {escape(case.label)}: {escape(row['error'])}",
+                    highlight=False,
+                )
 
-            runner.execute(opened, crew, cases, progress)
-        _close(opened)
+        runner.execute(opened, crew, cases, progress)
+    _close(opened)
 
 
 def _close(opened: runner.Run) -> None:

@@ -13,12 +13,12 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import contextmanager
 from dataclasses import asdict
-from multiprocessing import connection
+from multiprocessing import connection, resource_tracker
 from typing import Any
 from uuid import UUID
 
+from experiments.interrupts import held
 from experiments.locks import Inherited
 from experiments.suite import Repeat
 
@@ -73,13 +73,13 @@ def serve(
             compiler.host_compiler()  # said once, and not by every case
         kernels = catalog(kernel_paths)
     except Exception as error:  # no driver, no compiler, a broken install: the parent says it in one sentence
-        pipe.send(("unavailable", f"{' '.join(str(error).split()) or type(error).__name__}"))
+        tell(pipe, "unavailable", f"{' '.join(str(error).split()) or type(error).__name__}")
         return
-    pipe.send(("ready", device_of(machine)))
+    tell(pipe, "ready", device_of(machine))
     limits = Repeat(**repeat)
     while (params := receive(pipe)) is not None:
         attempt, what = (run_pair, params["pair"]) if "pair" in params else (run_case, params)
-        pipe.send(("row", attempt(machine, what, limits, kernels, lambda name: pipe.send(("phase", name)))))
+        tell(pipe, "row", attempt(machine, what, limits, kernels, lambda name: tell(pipe, "phase", name)))
 
 
 def device_of(machine) -> dict[str, Any]:
@@ -94,22 +94,20 @@ def device_of(machine) -> dict[str, Any]:
     return {"machine": machine.name, "device": device.name, "arch": device.arch, "device_uuid": uuid}
 
 
+def tell(pipe, kind: str, content: Any) -> None:
+    """Send a message; where the parent is gone, there is nothing left to do."""
+    try:
+        pipe.send((kind, content))
+    except (BrokenPipeError, ConnectionResetError):
+        os._exit(1)
+
+
 def receive(pipe):
     """The next case; None when the parent is gone."""
     try:
         return pipe.recv()
-    except EOFError:
+    except (EOFError, ConnectionResetError):
         return None
-
-
-@contextmanager
-def _interrupts_held():
-    """Interrupts wait for the end of the block; a process started in it sees none until it asks for them."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class Worker:
@@ -167,11 +165,13 @@ class Worker:
         lock = None if self.lock is None else Inherited(self.lock)
         repeat = asdict(self.repeat)
         arguments = (theirs, os.getpid(), self.machine, self.kernel_paths, repeat, self.environ, lock)
-        self._process = context.Process(target=self.process, args=arguments, daemon=True)
-        with _interrupts_held():
-            self._process.start()
+        process = context.Process(target=self.process, args=arguments, daemon=True)
+        resource_tracker.ensure_running()  # it would let interrupts through if it came to life below
+        with held():  # one that comes while the process loads is the parent's
+            process.start()
+            self._process = process
+            self._enter("starting", START_S)
         theirs.close()
-        self._enter("starting", START_S)
 
     def run(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Run one case, or pair, in the process, whatever it does to it; returns the row's columns."""

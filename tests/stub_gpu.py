@@ -20,15 +20,15 @@ def serve(pipe, parent: int, machine: str, kernels: list[str], repeat, environ, 
         os.fstat(lock)
     gone = Path(os.environ["STUB_FOLDER"]) / uuid
     if gone.exists():
-        pipe.send(("unavailable", f"{uuid} has fallen off the bus"))
+        worker.tell(pipe, "unavailable", f"{uuid} has fallen off the bus")
         return
     name = os.environ.get("STUB_NAME " + uuid, "H200")
-    pipe.send(("ready", {"machine": "gpu", "device": name, "arch": "sm_90a", "device_uuid": uuid}))
+    worker.tell(pipe, "ready", {"machine": "gpu", "device": name, "arch": "sm_90a", "device_uuid": uuid})
     while (params := worker.receive(pipe)) is not None:
-        pipe.send(("phase", "build"))
+        worker.tell(pipe, "phase", "build")
         time.sleep(0.02)
         if params["n"] == LOST:
             gone.touch()
         if params["n"] in (ABORTS, LOST):
             os.abort()
-        pipe.send(("row", {"status": "ok", "max_err": 0.0}))
+        worker.tell(pipe, "row", {"status": "ok", "max_err": 0.0})

@@ -3,7 +3,8 @@
 `python -m tests.stub_runner` imports everything once. For each line on its stdin, a list of jobs in JSON, it
 forks a process a job, all at once, and answers with their exit statuses. A job is `words`, the command line of
 `python -m experiments` (or `journal FOLDER NUMBER ROWS`, which writes such a journal), `log`, where its
-output goes, and maybe `kill_after`, seconds until SIGKILL.
+output goes, and maybe `kill_after`, seconds until SIGKILL, counted from the start or, with `rows`, from the
+moment the run folder named in `folder` holds so many.
 """
 from __future__ import annotations
 
@@ -36,11 +37,11 @@ n = [1, 2, 3, 4, 5, 6, 7, 8]
 def serve(pipe, parent: int, *rest) -> None:
     """A worker's process: each case takes a moment and is right."""
     worker.isolate(parent)
-    pipe.send(("ready", DEVICE))
+    worker.tell(pipe, "ready", DEVICE)
     while (params := worker.receive(pipe)) is not None:
-        pipe.send(("phase", "build"))
+        worker.tell(pipe, "phase", "build")
         time.sleep(CASE_S)
-        pipe.send(("row", {"status": "ok", "max_err": 0.5 / params["n"], "measured_samples_us": [0.1, 2.0]}))
+        worker.tell(pipe, "row", {"status": "ok", "max_err": 0.5 / params["n"], "measured_samples_us": [0.1, 2.0]})
 
 
 def write_journal(folder: str, number: str, rows: str) -> None:
@@ -53,7 +54,7 @@ def write_journal(folder: str, number: str, rows: str) -> None:
     journal.close()
 
 
-def _job(words: list[str], log: str, kill_after: float | None = None) -> None:
+def _job(words: list[str], log: str, **end) -> None:
     """What the forked process does."""
     out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(out, 1)
@@ -65,6 +66,11 @@ def _job(words: list[str], log: str, kill_after: float | None = None) -> None:
 
     sys.argv = ["experiments", *words]
     cli.main()
+
+
+def journalled(run: Path) -> int:
+    """Lines of the run's journals."""
+    return sum(path.read_bytes().count(b"\n") for path in run.glob("journal-*.jsonl"))
 
 
 def _fork(job: dict) -> int:
@@ -87,33 +93,37 @@ def _fork(job: dict) -> int:
         os._exit(code)
 
 
-def _await(pid: int, kill_at: float) -> int:
+def _await(pid: int, job: dict) -> int:
     """The exit status of a process, killed when its time comes; negative where a signal ended it."""
-    while time.monotonic() < kill_at:
-        done, status = os.waitpid(pid, os.WNOHANG if kill_at < float("inf") else 0)
+    left = job.get("kill_after")
+    due = None if left is None or "rows" in job else time.monotonic() + left
+    while due is None or time.monotonic() < due:
+        done, status = os.waitpid(pid, 0 if left is None else os.WNOHANG)
         if done:
             return os.waitstatus_to_exitcode(status)
+        if due is None and journalled(Path(job["folder"])) >= job["rows"]:
+            due = time.monotonic() + left
         time.sleep(0.001)
     os.kill(pid, signal.SIGKILL)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def main() -> None:
-    from experiments import catalog, cli, runner  # noqa: F401  (imported before the forks)
+    from typer.testing import CliRunner
 
-    catalog.catalog()
+    from experiments import cli
+
+    CliRunner().invoke(cli.app, ["plan", "quick", "--machine", "cpu"])  # imports what they will need
     worker.Worker.process = staticmethod(serve)
     print("ready", flush=True)
     for line in sys.stdin:
-        begun = time.monotonic()
         jobs = json.loads(line)
         pids = [_fork(job) for job in jobs]
-        limits = [begun + job.get("kill_after", float("inf")) for job in jobs]
-        print(json.dumps([_await(pid, at) for pid, at in zip(pids, limits)]), flush=True)
+        print(json.dumps([_await(pid, job) for pid, job in zip(pids, jobs)]), flush=True)
 
 
 class Forks:
-    """The test's end of such a process; jobs' output goes to `log`."""
+    """The test's end of such a process; jobs' output goes to `log`, unless they name another one."""
 
     def __init__(self, log: Path):
         self.log = log
@@ -125,7 +135,8 @@ class Forks:
 
     def begin(self, *jobs, **more) -> None:
         """Start a process for each list of words."""
-        listed = [{"words": [str(w) for w in words], "log": str(self.log), **more} for words in jobs]
+        more = {"log": str(self.log), **more}
+        listed = [{"words": [str(w) for w in words], **more} for words in jobs]
         self._process.stdin.write(json.dumps(listed) + "\n")
         self._process.stdin.flush()
 

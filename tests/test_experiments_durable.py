@@ -47,8 +47,8 @@ def check_complete(run: Path) -> None:
     stored = store.read_part(run / store.PART).to_pylist()
     assert identities(journalled) == identities(stored) == [(case, 1) for case in planned]
     by_case = {r["case_id"]: r for r in stored}
-    tables = [store.to_table([x]) for r in journalled for x in (r, by_case[r["case_id"]])]
-    assert all(a.equals(b) for a, b in zip(tables[::2], tables[1::2]))
+    one, other = store.to_table(journalled), store.to_table(by_case[r["case_id"]] for r in journalled)
+    assert one.equals(other)
     loaded = store.read_runs(run, attempts="all")
     assert loaded.quarantined == [] and sorted(loaded.frame.case_id) == planned
     assert set(loaded.frame.status) == {"ok"} and loaded.runs[0].complete
@@ -61,9 +61,13 @@ def test_twenty_kills_and_every_case_is_there_once(forks, suite, tmp_path):
     assert forks.run(*words, tmp_path / "whole") == 0, said(forks)
     whole_s, rng, states = time.monotonic() - start, random.Random(6), set()
     check_complete(tmp_path / "whole")
-    for i in range(MOMENTS):  # one at random in each twentieth of a run, and a little beyond
+    for i in range(MOMENTS):  # half of them anywhere in a run, half of them while cases run
         run = tmp_path / f"killed {i}"
-        status = forks.run(*words, run, kill_after=1.1 * whole_s * (i + rng.random()) / MOMENTS)
+        end = {"kill_after": 1.1 * whole_s * (i + rng.random()) / MOMENTS * 2}
+        if i >= MOMENTS // 2:
+            end = {"kill_after": 0.02 * rng.random(), "rows": rng.randrange(8), "folder": str(run)}
+        log = str(tmp_path / "killed.log")  # a worker that was being born may say how it lost its parent
+        status = forks.run(*words, run, "--jobs", 1 + i % 2, log=log, **end)
         before = store.read_journals(run)[0] if run.is_dir() else []
         began = (run / store.MANIFEST).exists()
         states.add("done" if status == 0 else "some" if before else "planned" if began else "nothing")

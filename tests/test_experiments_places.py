@@ -2,11 +2,12 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 
 import pytest
 import stub_gpu
-from planted import SUITE, suite_file
+from planted import ROOT, SUITE, suite_file
 
 from cuattn.compile import cache_folder
 from experiments import cli, environment, store
@@ -200,6 +201,34 @@ def test_a_worker_holds_the_gpu_as_long_as_it_lives(cards):
         lock_device(A)
     first.stop()
     lock_device(A).release()
+
+
+RUNNER = """
+import time
+from experiments.crew import Crew
+from experiments.places import Place
+from experiments.suite import Repeat
+from experiments.worker import Worker
+from tests import stub_gpu
+if __name__ == "__main__":
+    Worker.process = staticmethod(stub_gpu.serve)
+    with Crew("gpu", [Place(stub_gpu.CARDS[0]["uuid"])], [], Repeat()):
+        print("held", flush=True)
+        time.sleep(600)
+"""
+
+
+def test_a_killed_run_holds_its_gpu_no_longer(cards, tmp_path):
+    (tmp_path / "runner.py").write_text(RUNNER)
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen([sys.executable, tmp_path / "runner.py"], env=environ, stdout=subprocess.PIPE)
+    assert process.stdout.readline() == b"held\n"
+    with pytest.raises(Busy, match=f"process {process.pid} "):
+        lock_device(A)
+    process.kill()
+    process.communicate()
+    with crew(A) as next_one:
+        assert next_one.device["device_uuid"] == A
 
 
 def test_a_gpu_that_only_cuda_names_is_held_too(cards, monkeypatch):
