@@ -13,9 +13,10 @@ from rich.markup import escape
 
 from experiments import comparison as comparing
 from experiments import comparison_tables as shown
-from experiments import runner, store
+from experiments import store
 from experiments.catalog import catalog
 from experiments.comparison import Comparison
+from experiments.folder import RUNS
 from experiments.gate import judge
 from experiments.live_cli import Asked, compare_live
 from experiments.statistics import CONFIDENCE
@@ -110,7 +111,7 @@ def _side(flag: str, path: Path) -> Side:
     if not path.exists():
         if str(path).partition(":")[0] in catalog():
             raise UserError(f"{flag}: {path} is a kernel and no run; compare two kernels with --a and --b")
-        below = runner.RUNS / path
+        below = RUNS / path
         hint = f"did you mean {below}?" if below.exists() else "name a run's folder, or one that holds runs"
         raise UserError(f"{flag}: {path} does not exist; {hint}")
     loaded = store.read_runs(path)

@@ -12,12 +12,13 @@ from rich.console import Console
 from rich.markup import escape
 
 from cuattn.devices import Device, lookup
-from experiments import capacity_cli, environment, recommend, runner, store, tables
+from experiments import capacity_cli, environment, recommend, store, tables
 from experiments.capacity import Question
 from experiments.capacity_cli import option
 from experiments.catalog import Entry, catalog
 from experiments.choosing import FAMILIES, REACH, set_aside, trusted
 from experiments.diagnose_rows import RECORDED, ceiling
+from experiments.folder import RUNS
 from experiments.models import models
 from experiments.quantities import gb, parse_bytes, parse_count, parse_tokens
 from experiments.recommend import MODELLED, NEAR_MEMORY, NEAR_TIME, Answer, Asked, Offer
@@ -93,9 +94,9 @@ def _answer(console, asked: Asked, families, known, runs: Path | None, written: 
     """Read the rows, print tables and the sentence; returns the exit code."""
     if runs is not None and not runs.exists():
         raise UserError(f"--runs: {runs} does not exist; name a folder of runs")
-    folders, card = [RECORDED, runs or runner.RUNS], asked.question.device.name
+    folders, card = [RECORDED, runs or RUNS], asked.question.device.name
     frame = store.read_runs(folders).frame
-    rows, top = trusted(frame, known), ceiling(card, runs or runner.RUNS)
+    rows, top = trusted(frame, known), ceiling(card, runs or RUNS)
     answers = [recommend.answer(asked, family, rows, known, top) for family in families]
     for answer in answers:
         if answer.fastest is not None:

@@ -12,9 +12,10 @@ from rich.console import Console
 from rich.markup import escape
 
 from cuattn.kernels.base import Row
-from experiments import environment, runner, store, tables, tuning
+from experiments import environment, store, tables, tuning
 from experiments.catalog import catalog
 from experiments.compare_cli import fraction
+from experiments.folder import RUNS
 from experiments.models import model as model_named
 from experiments.suite import load_suite
 from experiments.words import UserError, nearest, several
@@ -58,9 +59,9 @@ def register(app: typer.Typer, console: Console) -> None:
         else:
             _need_gpu(machine)
             sweeps = tuning.sweeps_of(load_suite(suite), row) if suite else _of_model(model, row)
-            trials = tuning.write_suite(runner.RUNS / SUITES, row, sweeps)
+            trials = tuning.write_suite(RUNS / SUITES, row, sweeps)
             stamp = f"{datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}-{secrets.token_hex(2)}"
-            folder = out or runner.RUNS / f"tune-{row.name}-{stamp}"
+            folder = out or RUNS / f"tune-{row.name}-{stamp}"
             words = ["run", str(trials), "--machine", "gpu", "--out", str(folder)]
             words += [word for path in paths or () for word in ("--kernel", path)]
         if measure(app, words) == INTERRUPTED:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_experiments_runner import PLANTED_CU, PLANTED_PY, finished
+from planted import finished, plant
 
 from experiments import cli, environment, live, live_cli
 from experiments.catalog import catalog
@@ -188,10 +188,8 @@ def test_nothing_timed_is_no_success(command):
 
 def planted(folder: Path) -> Path:
     """A kernel module of one's own named `nothing`."""
-    folder.mkdir()
-    (folder / "planted.cu").write_text(PLANTED_CU)
-    (folder / "nothing.py").write_text(PLANTED_PY)
-    return folder / "nothing.py"
+    (path,) = plant(folder, ["nothing"])
+    return Path(path)
 
 
 def test_a_kernel_from_outside_is_compared_by_its_name(command, tmp_path):
