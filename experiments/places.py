@@ -58,7 +58,8 @@ def places(machine: str, devices: str | None = None, jobs: int | None = None) ->
     if not gpu:
         return machine if jobs is None else "cpu", [Place(None, _share(jobs or 1))] * (jobs or 1)
     if jobs is not None:
-        raise UserError("--jobs: means the CPU machine, and this run takes the GPU; add --machine cpu")
+        raise UserError("--jobs: means the CPU machine, and this run takes the GPU; leave it out, or run with "
+                        "--machine cpu")
     cards = environment.gpus()
     if len(cards) > 1:
         return machine, [_on(cards[0]["uuid"])]

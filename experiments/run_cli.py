@@ -186,8 +186,8 @@ def _close(opened: runner.Run) -> None:
 
 def title_of(manifest: dict) -> str:
     """The run's title, and which shard it is."""
-    shard = manifest.get("shard")
-    return manifest.get("title", "Run") + (f", shard {shard['index']}/{shard['of']}" if shard else "")
+    title, shard = str(manifest.get("title", "Run")), manifest.get("shard")
+    return f"{title}, shard {shard.get('index')}/{shard.get('of')}" if isinstance(shard, dict) else title
 
 
 def show_rows(loaded: store.Loaded, manifest: dict) -> None:
@@ -200,7 +200,8 @@ def show_rows(loaded: store.Loaded, manifest: dict) -> None:
     if (bad := tables.problems(frame)) is not None:
         console.print(bad)
     counts = Counter(str(s) for s in frame["status"])
-    total = len(manifest.get("cases", ())) or len(frame)
+    planned = manifest.get("cases")
+    total = len(planned) if isinstance(planned, list) and planned else len(frame)
     console.print(
         f"{len(frame)} of {total} cases: " + ", ".join(f"{n} {s}" for s, n in counts.most_common()),
         highlight=False,

@@ -104,6 +104,21 @@ def test_no_two_are_inside_at_once(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_file_that_its_holder_removed_in_between_locks_nothing(tmp_path, monkeypatch):
+    path, real = tmp_path / "lock", fcntl.flock
+    first = take(path, "it", "")
+
+    def slow(handle, how):
+        first.release()  # after the file was opened, before it is locked
+        real(handle, how)
+
+    monkeypatch.setattr(fcntl, "flock", slow)
+    second = take(path, "it", "")
+    with pytest.raises(Busy):
+        take(path, "it", "")
+    second.release()
+
+
 @pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
 def test_a_file_system_without_locks_is_a_word_and_no_failure(tmp_path, monkeypatch, code):
     def refuse(*args):

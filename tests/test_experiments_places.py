@@ -53,7 +53,7 @@ def test_gpus_by_number_and_uuid(cards, words, chosen):
     (("gpu", "0,GPU-aaaa"), "GPU-aaaa-1 is named twice"),
     (("cpu", "0"), "the CPU machine has none"),
     (("gpu", "0", 2), "a GPU has one worker"),
-    (("best", None, 2), "add --machine cpu"),
+    (("best", None, 2), "leave it out, or run with --machine cpu"),
     (("cpu", None, 0), "at least 1"),
 ])
 def test_what_cannot_be_chosen(cards, arguments, sentence):
