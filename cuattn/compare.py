@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from cuattn.dense import dense, dense_rows
+from cuattn.dense import dense, dense_rows, rounds_scores
 from cuattn.reference import append_kv, attention_rows, bits, default_scale, gather, visible_keys, widen
 from cuattn.uniform import Probe, check_probe, uniform_probe
 from cuattn.verdict import Mismatch, Verdict, array_module, check, distance, index_of
@@ -91,7 +91,7 @@ def _judge(q, keys, visible, o, lse, scale, rounding, sample, seed) -> Verdict:
     verdict = check(
         _take(o, rows, (0, 1, 2)), None if lse is None else _take(lse, rows, (0, 2, 1)),
         o_ref=o_ref, lse_ref=lse_ref, o_dense=o_dense, v_max=v_max, dtype=dtype,
-        lse_dense=lse_dense if rounding == "input" else None, rows=rows,
+        lse_dense=lse_dense if rounds_scores(rounding) else None, rows=rows,
     )
     if not sample:
         return replace(verdict, check="full")
@@ -117,7 +117,7 @@ def check_attention(
     ----------
     q : (B, M, H, D), k, v : (B, N, HKV, D), o : (B, M, H, D), lse : (B, H, M) or None
         All NumPy or all CuPy.
-    rounding : str
+    rounding : str or Chunked
         The plan's `rounding`.
     sample : bool, optional
         True compares at least 256 rows and looks at the rest only for NaN and infinities; None decides by

@@ -1,9 +1,13 @@
-"""Dense attention in the inputs' own dtype: what a plain library computes, the tolerance's yardstick."""
+"""Attention in the inputs' own dtype, rounded where a plain library or a chunked kernel rounds.
+
+The tolerance's yardstick.
+"""
 from __future__ import annotations
 
 import ml_dtypes
 import numpy as np
 
+from cuattn.kernels.base import Chunked
 from cuattn.reference import MAX_SCORES, default_scale, visible_keys, widen
 
 
@@ -26,8 +30,10 @@ def dense_rows(q, k, v, visible, softmax_scale, dtype, rounding="float32", xp=np
     """`reference.attention_rows` computed as a dense implementation in `dtype` would: (o, lse), both float32.
 
     Scores and softmax in float32 (scores rounded to `dtype` first where `rounding` is "input"), P rounded to
-    `dtype`, P V summed in float32, O rounded to `dtype`.
+    `dtype`, P V summed in float32, O rounded to `dtype`. Where `rounding` is `Chunked`, see `chunked_rows`.
     """
+    if isinstance(rounding, Chunked):
+        return chunked_rows(q, k, v, visible, softmax_scale, dtype, rounding, xp)
     rows, n = q.shape[0], k.shape[0]
     o, lse = xp.zeros((rows, v.shape[1]), np.float32), xp.full(rows, -xp.inf, np.float32)
     if n == 0:
@@ -51,13 +57,46 @@ def dense_rows(q, k, v, visible, softmax_scale, dtype, rounding="float32", xp=np
     return o, lse
 
 
+def rounds_scores(rounding) -> bool:
+    """Whether scores are rounded to the input dtype, and with them the LSE."""
+    return rounding == "input" or isinstance(rounding, Chunked)
+
+
+def chunked_rows(q, k, v, visible, softmax_scale, dtype, rounding: Chunked, xp=np):
+    """The same over chunks of keys, rounded where their kernels round.
+
+    For each chunk: S in float32 and e^(S − m), rounded to `dtype`; P V in float32, rounded to
+    `rounding.accumulate`; e^(m_old − m) times what was summed before, plus that, in float32, rounded to it. O is
+    the sum over the sum of weights, which stays in float32.
+    """
+    rows, n = q.shape[0], k.shape[0]
+    summed, weights = xp.zeros((rows, v.shape[1]), np.float32), xp.zeros(rows, np.float32)
+    m = xp.full(rows, -xp.inf, np.float32)
+    (q, k, v), visible = (widen(x, np.float32) for x in (q, k, v)), xp.asarray(visible)
+    with np.errstate(over="ignore", invalid="ignore"):  # what overflows is for the comparison to find
+        for key0 in range(0, n, rounding.chunk):
+            part = slice(key0, min(key0 + rounding.chunk, n))
+            s = round_to(np.float32(softmax_scale) * (q @ k[part].T), dtype, xp)
+            s = xp.where(xp.arange(part.start, part.stop) < visible[:, None], s, np.float32(-np.inf))
+            before, m = m, xp.maximum(m, s.max(axis=1))
+            shift = xp.where(m == -xp.inf, np.float32(0), m)
+            factor, p = xp.exp(before - shift), xp.exp(s - shift[:, None])
+            weights = factor * weights + p.sum(axis=1)
+            new = round_to(round_to(p, dtype, xp) @ v[part], rounding.accumulate, xp)
+            summed = round_to(factor[:, None] * summed + new, rounding.accumulate, xp)
+        empty = weights == 0
+        weights = xp.where(empty, np.float32(1), weights)
+        o = round_to(summed / weights[:, None], dtype, xp)
+    return o, xp.where(empty, np.float32(-np.inf), m + xp.log(weights))
+
+
 def dense(q, k, v, causal=False, softmax_scale=None, xp=np, rounding="float32"):
     """Dense attention over whole arrays; see `dense_rows` for where it rounds.
 
     Parameters
     ----------
     q : (B, M, H, D), k, v : (B, N, HKV, D)
-    rounding : {"float32", "weights", "input"}
+    rounding : {"float32", "weights", "input"} or Chunked
         "input": scores are rounded to the dtype before the softmax. P is rounded to it in any case.
 
     Returns

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 
+from cuattn.kernels.base import Chunked
 from cuattn.reference import visible_keys, widen
 from cuattn.verdict import Verdict, array_module, check_lse, index_of, letters_of
 
@@ -74,19 +75,20 @@ def uniform_probe(b, h, hkv, m, n, d, dtype="float16", causal=False, lengths=Non
     )
 
 
-def check_probe(o, lse, probe: Probe, rounding: str = "float32") -> Verdict:
+def check_probe(o, lse, probe: Probe, rounding: str | Chunked = "float32") -> Verdict:
     """Judge the output for a uniform probe: the exact mean rounded once, and lse = ln(visible keys).
 
     The allowance is half a step of the dtype at the exact mean (twice that where `rounding` says that P is
-    rounded too), and 1/64 of what one key weighs for float32 sums and merges. A dropped or repeated key is at
-    least one weight off.
+    rounded after its division), and 1/64 of what one key weighs for float32 sums and merges. A dropped or
+    repeated key is at least one weight off. Weights of 1 and sums of a few units are exact in every dtype, so
+    `Chunked` sums are allowed nothing more.
     """
     xp, info = array_module(o), ml_dtypes.finfo(np.dtype(probe.dtype))
     want, got = xp.asarray(probe.o), widen(o)
     weight = xp.asarray(1.0 / np.maximum(probe.visible, 1))[:, :, None, None]  # of one key
     half_step = xp.maximum(float(info.eps) * xp.abs(want), float(info.smallest_subnormal)) / 2
     tol = half_step + weight / 64
-    if rounding != "float32":  # P is one weight, rounded; below the normal numbers its step is absolute
+    if rounding in ("weights", "input"):  # P is one weight, rounded; below the normal numbers its step is absolute
         tol = tol + half_step + xp.abs(want) / weight * float(info.smallest_subnormal) / 2
     lse_ok, lse_err, lse_tol, lse_message = check_lse(lse, xp.asarray(probe.lse), None, None)
     if got.size == 0:

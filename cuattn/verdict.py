@@ -1,8 +1,9 @@
 """The tolerance, and what the comparison of one output with its reference found.
 
-The yardstick is not a constant but the dense computation in the same dtype: a kernel may be off by at most
-twice what that is off against float64, plus an eighth of the dtype's step at the largest value. NaN and
-infinities must sit exactly where the reference has them.
+The yardstick is not a constant but the dense computation in the same dtype, or for a kernel that rounds its
+sum at each chunk of keys the same in NumPy: a kernel may be off by at most twice what that is off against
+float64, plus an eighth of the dtype's step at the largest value. NaN and infinities must sit exactly where the
+reference has them.
 """
 from __future__ import annotations
 
@@ -132,7 +133,7 @@ def check(o, lse, *, o_ref, lse_ref, o_dense, v_max, dtype, lse_dense=None, rows
     lse : (B, H, M), or (S,); None if the kernel returns none
     o_ref, lse_ref : same shapes, float64
     o_dense : same shape
-        The dense same-dtype computation; sets the tolerance 2 · max|o_dense − o_ref| + (eps/8) · v_max.
+        The dense same-dtype computation, or the chunked one (`cuattn.dense`); sets the tolerance 2 · max|o_dense − o_ref| + (eps/8) · v_max.
     v_max : float
         Largest |V|.
     dtype : str

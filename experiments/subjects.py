@@ -88,7 +88,7 @@ class Prefill(_Ours):
         return check_prefill(self.params, self.arrays, o, lse, self.planned.plan.rounding)
 
 
-def check_prefill(params, arrays, o, lse, rounding: str) -> Verdict:
+def check_prefill(params, arrays, o, lse, rounding) -> Verdict:
     """Judge dense attention in the case's layout."""
     dense = {
         name: x.transpose(0, 2, 1, 3) if params["layout"] == "bhsd" else x

@@ -136,7 +136,8 @@ def _closing(code: str, at: int) -> int:
 
 
 # Tunables with which small shapes have many tiles, in one build a file. Other kernels take their defaults.
-CONSTANTS = {"flash": {"block_m": 32, "block_n": 16, "warps": 2},
+CONSTANTS = {"chunked_unfused": {"chunk": 32, "tile_m": 32, "tile_n": 16},
+             "flash": {"block_m": 32, "block_n": 16, "warps": 2},
              "paged": {"splits": 3, "warps": 2, "stages": 3}}
 DIM = 16
 PLANNED = {  # a shape of each family, to ask a row's plan for its files

@@ -4,6 +4,7 @@ import pytest
 
 from cuattn import compare, reference
 from cuattn.dense import dense_rows, eps, round_to
+from cuattn.kernels.base import Chunked
 
 DTYPES = ["float16", "bfloat16"]
 
@@ -281,3 +282,62 @@ def test_results_of_another_shape_are_refused(randn):
 def reference_results(q, k):
     o, lse = reference.attention(q, k, k)
     return o.astype(q.dtype), lse.astype(np.float32)
+
+
+# --- sums that are rounded at every chunk of keys
+
+
+def chunked_case(randn, kind: Chunked, dtype="float16", n=512):
+    """q, k, v and what a kernel that rounds in this way returns."""
+    q, k, v = randn(1, 24, 4, 16, dtype=dtype), randn(1, n, 2, 16, dtype=dtype), randn(1, n, 2, 16, dtype=dtype)
+    o, lse = np.zeros(q.shape, dtype), np.zeros((1, 4, 24), np.float32)
+    visible = reference.visible_keys(24, n, True)
+    for h in range(4):
+        head = q[0, :, h], k[0, :, h // 2], v[0, :, h // 2], visible, 0.25
+        o[0, :, h], lse[0, h] = dense_rows(*head, dtype, kind)
+    return q, k, v, o, lse
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("accumulate", [*DTYPES, "float32"])
+def test_chunked_sums_pass_as_what_they_are(machine, randn, dtype, accumulate):
+    kind = Chunked(16, accumulate)
+    arrays = [machine.upload(x) for x in chunked_case(randn, kind, dtype)]
+    for sample in (False, True):
+        verdict = compare.check_attention(*arrays, causal=True, rounding=kind, sample=sample).raise_if_bad()
+        assert 0 < verdict.max_err <= verdict.tol
+
+
+def test_chunked_sums_are_held_to_their_own_rounding(randn):
+    """bfloat16 sums do not pass as float16 or float32 ones, 32 chunks not as one, and scores must be said too."""
+    *qkv, o, lse = chunked_case(randn, Chunked(16, "bfloat16"))
+    for other in (Chunked(16, "float16"), Chunked(16, "float32"), Chunked(512, "bfloat16"), "input", "float32"):
+        assert not compare.check_attention(*qkv, o, lse, causal=True, rounding=other).ok
+    assert not compare.check_attention(*qkv, o, lse, causal=True, rounding="weights").ok
+
+
+def test_one_chunk_is_the_dense_computation_with_its_scores_rounded(randn):
+    """Before its division: so no further apart than a step of the dtype."""
+    *qkv, o, lse = chunked_case(randn, Chunked(512, "float32"))
+    dense = compare.dense(*qkv, causal=True, rounding="input")
+    np.testing.assert_allclose(o.astype(float), dense, atol=2 * eps("float16") * np.abs(dense).max())
+
+
+@pytest.mark.parametrize("fault", ["a chunk left out", "a chunk not rescaled"])
+def test_a_chunk_that_is_wrong_is_seen(randn, fault):
+    kind = Chunked(16, "float16")
+    *qkv, o, lse = chunked_case(randn, kind)
+    q, k, v = qkv
+    part = slice(496, 512) if fault == "a chunk left out" else slice(0, 496)
+    share, _ = reference.attention(q, k[:, part], v[:, part])
+    wrong = (o - 0.03 * share).astype("float16")
+    assert not compare.check_attention(*qkv, wrong, lse, causal=True, rounding=kind).ok
+
+
+def test_the_probe_allows_chunked_sums_nothing_more():
+    """An error that only a P rounded after its division explains; 1/64 of a key hides smaller ones."""
+    probe = compare.uniform_probe(1, 1, 1, 1, 3000, 64, "bfloat16")
+    off = (probe.o * (1 + 1.4 * eps("bfloat16"))).astype(np.float32)
+    assert compare.check_probe(off, None, probe, "weights").ok
+    assert not compare.check_probe(off, None, probe, Chunked(128, "bfloat16")).ok
+    assert compare.check_probe(probe.o.astype("bfloat16"), None, probe, Chunked(128, "bfloat16")).ok

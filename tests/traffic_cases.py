@@ -10,6 +10,7 @@ import cuattn
 from cuattn.binding import Planned
 from cuattn.probing import plan_probe
 
+CHUNKED = {"chunk": 128, "tile_m": 32, "tile_n": 64}
 FLASH = {"block_m": 128, "block_n": 64, "warps": 4}
 
 
@@ -43,6 +44,7 @@ CASES = {
     "flash": lambda m: _prefill(m, "flash", False, FLASH),
     "flash causal": lambda m: _prefill(m, "flash", True, FLASH),
     "standard": lambda m: _prefill(m, "standard", False, {"head_group": 4}),
+    "chunked_unfused": lambda m: _prefill(m, "chunked_unfused", False, CHUNKED),
     "paged": lambda m: _decode(m, [1, 500, 1000, 777], 1),
     "paged, 3 splits": lambda m: _decode(m, [1, 500, 1000, 777], 3),
     "append": _append,

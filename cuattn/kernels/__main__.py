@@ -8,15 +8,17 @@ from cuattn.kernels import ROWS
 from cuattn.paths import KERNELS
 
 BEGIN, END = "<!-- ladder: python -m cuattn.kernels -->\n", "<!-- end of ladder -->"
+LADDER = ("standard", "chunked_unfused", "flash")  # as a reader climbs; others follow by name
 STEPS = {"prefill": "Prefill", "decode": "Decode", "cache": "The cache", "probe": "The device itself"}
 
 
 def table() -> str:
     """The rows by family, in the order in which they make sense to a reader."""
+    place = {name: step for step, name in enumerate(LADDER)}
     lines = ["| kernel | file | runs on | what it teaches |", "| --- | --- | --- | --- |"]
     for family, title in STEPS.items():
         lines.append(f"| **{title}** | | | |")
-        for row in sorted(ROWS.values(), key=lambda row: (row.name != "standard", row.name)):
+        for row in sorted(ROWS.values(), key=lambda row: (place.get(row.name, len(place)), row.name)):
             if row.family == family:
                 lines.append(f"| `{row.name}` | [{row.file}]({row.file}) | {', '.join(row.archs)} "
                              f"| {row.teaches} |")

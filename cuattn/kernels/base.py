@@ -120,6 +120,18 @@ class Launch:
 
 
 @dataclass(frozen=True)
+class Chunked:
+    """How a kernel rounds that goes over the keys in chunks, with its scores and sums in memory.
+
+    Scores and e^(s − m) are rounded to the input dtype; each chunk's P V, and after it the running sum, to
+    `accumulate`.
+    """
+
+    chunk: int
+    accumulate: str
+
+
+@dataclass(frozen=True)
 class Plan:
     """Everything decidable from the shape and the device.
 
@@ -129,15 +141,15 @@ class Plan:
     constants : mapping
         The tunables as chosen.
     scratch : mapping of name to (shape, dtype)
-    rounding : {"float32", "weights", "input"}
+    rounding : {"float32", "weights", "input"} or Chunked
         What is rounded to the input dtype, and so how the output is judged: e^(s − m) only; P = softmax(S)
-        after its division by l; or the scores S as well.
+        after its division by l; or the scores S as well. `Chunked`: at each chunk of keys.
     """
 
     launches: tuple[Launch, ...]
     constants: Mapping[str, Any]
     scratch: Mapping[str, tuple[tuple[int, ...], str]] = field(default_factory=dict)
-    rounding: str = "float32"
+    rounding: str | Chunked = "float32"
 
     @property
     def launch_count(self) -> int:
