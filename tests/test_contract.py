@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import cuattn
+from cuattn.kernels import ROWS
 
 
 def refused(match: str, call, *args, kind=cuattn.ContractError, **options) -> None:
@@ -131,7 +132,8 @@ def test_out_may_be_a_strided_view(cpu, randn):
 
 
 def test_kernels_and_constants(qkv):
-    refused("kernel: 'flahs' is not a prefill kernel; choose one of flash, standard", cuattn.attention, *qkv,
+    ours = ", ".join(sorted(name for name, row in ROWS.items() if row.family == "prefill"))
+    refused(f"kernel: 'flahs' is not a prefill kernel; choose one of {ours}", cuattn.attention, *qkv,
             kernel="flahs", kind=ValueError)
     refused("kernel: 'paged' is not a prefill kernel", cuattn.attention, *qkv, kernel="paged",
             kind=ValueError)
