@@ -66,8 +66,8 @@ def chunked_rows(q, k, v, visible, softmax_scale, dtype, rounding: Chunked, xp=n
     """The same over chunks of keys, rounded where their kernels round.
 
     For each chunk: S in float32 and e^(S − m), rounded to `dtype`; P V in float32, rounded to
-    `rounding.accumulate`; e^(m_old − m) times what was summed before, plus that, in float32, rounded to it. O is
-    the sum over the sum of weights, which stays in float32.
+    `rounding.accumulate` unless `rounding.fused`; e^(m_old − m) times what was summed before, plus that, in
+    float32, rounded to it. O is the sum over the sum of weights, which stays in float32.
     """
     rows, n = q.shape[0], k.shape[0]
     summed, weights = xp.zeros((rows, v.shape[1]), np.float32), xp.zeros(rows, np.float32)
@@ -82,7 +82,8 @@ def chunked_rows(q, k, v, visible, softmax_scale, dtype, rounding: Chunked, xp=n
             shift = xp.where(m == -xp.inf, np.float32(0), m)
             factor, p = xp.exp(before - shift), xp.exp(s - shift[:, None])
             weights = factor * weights + p.sum(axis=1)
-            new = round_to(round_to(p, dtype, xp) @ v[part], rounding.accumulate, xp)
+            new = round_to(p, dtype, xp) @ v[part]
+            new = new if rounding.fused else round_to(new, rounding.accumulate, xp)
             summed = round_to(factor[:, None] * summed + new, rounding.accumulate, xp)
         empty = weights == 0
         weights = xp.where(empty, np.float32(1), weights)

@@ -135,10 +135,13 @@ def _closing(code: str, at: int) -> int:
     return at - 1
 
 
-# Tunables with which small shapes have many tiles, in one build a file. Other kernels take their defaults.
-CONSTANTS = {"chunked_unfused": {"chunk": 32, "tile_m": 32, "tile_n": 16},
-             "flash": {"block_m": 32, "block_n": 16, "warps": 2},
-             "paged": {"splits": 3, "warps": 2, "stages": 3}}
+# Tunables with which small shapes have many tiles, and every entry of a file runs. Other kernels take their
+# defaults.
+_CHUNKED = {"chunk": 32, "tile_m": 32, "tile_n": 16}
+CONSTANTS = {"chunked_fused": (_CHUNKED, {**_CHUNKED, "scores": "global"}),
+             "chunked_unfused": (_CHUNKED,),
+             "flash": ({"block_m": 32, "block_n": 16, "warps": 2},),
+             "paged": ({"splits": 3, "warps": 2, "stages": 3},)}
 DIM = 16
 PLANNED = {  # a shape of each family, to ask a row's plan for its files
     "prefill": AttentionShape(1, 1, 1, 70, 150, DIM, "float16", True),
@@ -153,8 +156,8 @@ def files_of(kernel: str) -> tuple[str, ...]:
     """The `.cu` files of a row's plan and every header they reach, the CPU machine's aside."""
     row, made_of = ROWS[kernel], [ROWS[kernel].file]
     if row.family in PLANNED:
-        plan = row.plan(PLANNED[row.family], CPU, CONSTANTS.get(kernel))
-        made_of = [launch.file for launch in plan.launches]
+        plans = [row.plan(PLANNED[row.family], CPU, constants) for constants in CONSTANTS.get(kernel, ({},))]
+        made_of = [launch.file for plan in plans for launch in plan.launches]
     return tuple(dict.fromkeys(name for file in made_of for name, _ in sources.sources(file).texts))
 
 
@@ -182,26 +185,25 @@ class Case:
     judge: Callable[[], Verdict]
 
 
-def _prefill(machine, row, rng) -> Iterator[Case]:
+def _prefill(machine, row, constants, rng) -> Iterator[Case]:
     """Many tiles and ragged ends; blocks of which no row, or only some, sees a key; no keys at all."""
     causal = "causal" in row.features
     for m, n in ((70, 150), (180, 40), (33, 0)):
         q, k, v = (_upload(machine, rng, 1, length, 1, DIM) for length in (m, n, n))
-        planned = cuattn.plan_attention(q, k, v, causal=causal, kernel=row.name,
-                                        constants=CONSTANTS.get(row.name))
+        planned = cuattn.plan_attention(q, k, v, causal=causal, kernel=row.name, constants=constants)
         o, lse = planned.outputs
         yield Case(planned.run, {"o": o, "lse": lse}, lambda: cuattn.compare.check_attention(
             q, k, v, o, lse, causal=causal, rounding=planned.plan.rounding))
 
 
-def _decode(machine, row, rng) -> Iterator[Case]:
+def _decode(machine, row, constants, rng) -> Iterator[Case]:
     """Splits of many tiles, of fewer than a ring holds, and empty ones; a sequence without keys."""
     lengths, page, width = np.array([130, 5, 0, 1000], np.int32), 16, 64
     pages = rng.permutation(len(lengths) * width).astype(np.int32)
     k, v = (_upload(machine, rng, len(pages), page, 2, DIM) for _ in range(2))
     arrays = [_upload(machine, rng, len(lengths), 1, 4, DIM), k, v,
               machine.upload(pages.reshape(-1, width)), machine.upload(lengths)]
-    planned = cuattn.plan_decode(*arrays, kernel=row.name, constants=CONSTANTS.get(row.name))
+    planned = cuattn.plan_decode(*arrays, kernel=row.name, constants=constants)
     o, lse = planned.outputs
     yield Case(planned.run, {"o": o, "lse": lse}, lambda: cuattn.compare.check_decode(
         *arrays, o, lse, rounding=planned.plan.rounding))
@@ -282,9 +284,10 @@ def noticed(machine, mutant: Mutant) -> dict[str, str]:
             if row.family not in CASES:
                 raise LookupError(f"{row.name}: expected a family with cases ({', '.join(CASES)}), got "
                                   f"{row.family!r}; write some beside _decode in {Path(__file__).name}")
-            for case in CASES[row.family](machine, row, np.random.default_rng(0)):
-                for instrument, words in _noticed(machine, row, case, said):
-                    said.setdefault(instrument, words)
+            for constants in CONSTANTS.get(row.name, ({},)):
+                for case in CASES[row.family](machine, row, constants, np.random.default_rng(0)):
+                    for instrument, words in _noticed(machine, row, case, said):
+                        said.setdefault(instrument, words)
     return said
 
 

@@ -11,6 +11,7 @@ from cuattn.binding import Planned
 from cuattn.probing import plan_probe
 
 CHUNKED = {"chunk": 128, "tile_m": 32, "tile_n": 64}
+FUSED = {"chunk": 128, "tile_m": 64, "tile_n": 64, "parallel": "serial"}
 FLASH = {"block_m": 128, "block_n": 64, "warps": 4}
 
 
@@ -45,6 +46,9 @@ CASES = {
     "flash causal": lambda m: _prefill(m, "flash", True, FLASH),
     "standard": lambda m: _prefill(m, "standard", False, {"head_group": 4}),
     "chunked_unfused": lambda m: _prefill(m, "chunked_unfused", False, CHUNKED),
+    "chunked_fused": lambda m: _prefill(m, "chunked_fused", False, FUSED),
+    "chunked_fused, scores in memory": lambda m: _prefill(m, "chunked_fused", False, {**FUSED, "scores": "global"}),
+    "chunked_fused, by columns": lambda m: _prefill(m, "chunked_fused", False, {**FUSED, "layout": "column"}),
     "paged": lambda m: _decode(m, [1, 500, 1000, 777], 1),
     "paged, 3 splits": lambda m: _decode(m, [1, 500, 1000, 777], 3),
     "append": _append,

@@ -124,11 +124,12 @@ class Chunked:
     """How a kernel rounds that goes over the keys in chunks, with its scores and sums in memory.
 
     Scores and e^(s − m) are rounded to the input dtype; each chunk's P V, and after it the running sum, to
-    `accumulate`.
+    `accumulate`. `fused`: P V goes into the sum unrounded.
     """
 
     chunk: int
     accumulate: str
+    fused: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """chunked_unfused: query chunks × key chunks as a host loop of launches (prefill/chunked_unfused.cu)."""
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -38,91 +38,143 @@ class QueryChunk(NamedTuple):
     keys: int
 
 
-def query_chunks(shape: AttentionShape, chunk: int) -> Iterator[QueryChunk]:
-    """The chunks of queries; one without rows where there are no queries."""
-    for m0 in range(0, max(shape.m, 1), chunk):
-        rows = min(chunk, shape.m - m0)
-        limit = m0 + rows + shape.n - shape.m if shape.causal else shape.n  # keys that the last row sees
-        yield QueryChunk(m0, rows, min(shape.n, round_up(max(limit, 0), chunk)) if rows else 0)
+def walked_keys(shape: AttentionShape, chunk: int, end: int) -> int:
+    """Leading keys up to the end of the last chunk that a query before `end` sees."""
+    limit = end + shape.n - shape.m if shape.causal else shape.n
+    return min(shape.n, round_up(max(limit, 0), chunk))
 
 
-def _key_chunks(keys: int, chunk: int) -> Iterator[tuple[int, int]]:
+def query_chunks(shape: AttentionShape, chunk: int, step: int | None = None) -> Iterator[QueryChunk]:
+    """Chunks of `step` queries, else of `chunk`; one without rows where there are no queries."""
+    for m0 in range(0, max(shape.m, 1), step or chunk):
+        rows = min(step or chunk, shape.m - m0)
+        yield QueryChunk(m0, rows, walked_keys(shape, chunk, m0 + rows) if rows else 0)
+
+
+def key_chunks(keys: int, chunk: int) -> Iterator[tuple[int, int]]:
     """(first key, number of keys) of each chunk."""
     for key0 in range(0, keys, chunk):
         yield key0, min(chunk, keys - key0)
 
 
-def _smem(d: int, tile_m: int, tile_n: int) -> tuple[int, int]:
+def score_tile_bytes(rows: int, cols: int, by_rows: bool) -> int:
+    """sizeof(ScoreTile<rows, cols>) of prefill/chunked.cuh."""
+    return 2 * (rows * tile_row(cols) if by_rows else cols * tile_row(rows))
+
+
+def _smem(d: int, chosen) -> tuple[int, int]:
     """sizeof(ScoresSmem), sizeof(OutputSmem)."""
-    row, step = tile_row(d), min(tile_n, KEY_STEP)
-    return 2 * row * (tile_m + tile_n), 2 * 2 * (tile_m * tile_row(step) + step * row)
+    row, tile_m, tile_n = tile_row(d), chosen["tile_m"], chosen["tile_n"]
+    step, by_rows = min(tile_n, KEY_STEP), chosen["layout"] == "row"
+    return 2 * row * (tile_m + tile_n), 2 * (score_tile_bytes(tile_m, step, by_rows) + 2 * step * row)
 
 
-def check_tiles(kernel: str, chosen) -> None:
-    """Refuses chunks and tiles that do not fit into each other."""
-    chunk = chosen["chunk"]
-    if chunk % MMA_ROWS or chunk > MOST_CHUNK:
+def check_chunk(kernel: str, chosen) -> None:
+    """Refuses what no chunked kernel takes."""
+    if chosen["chunk"] % MMA_ROWS or chosen["chunk"] > MOST_CHUNK:
         raise Unsupported(f"{kernel}: chunk must be a multiple of {MMA_ROWS} and at most {MOST_CHUNK}, got "
-                          f"{chunk}; change it")
+                          f"{chosen['chunk']}; change it")
+    choices = {"layout": ("row", "column"), "accumulate": ("input", *ELEMENT_BYTES)}
+    for name, values in choices.items():
+        if chosen[name] not in values:
+            known = f"{', '.join(map(repr, values[:-1]))} or {values[-1]!r}"
+            raise Unsupported(f"{kernel}: {name} must be {known}, got {chosen[name]!r}; choose one")
+
+
+def _check(shape: AttentionShape, device, chosen, smem: int) -> None:
+    """Refuses tiles that do not fit into their chunk, or a block."""
+    check_chunk("chunked_unfused", chosen)
+    chunk = chosen["chunk"]
     for name, most in (("tile_m", MOST_TILE_M), ("tile_n", MOST_TILE_N)):
         tile = chosen[name]
         if tile % MMA_ROWS or chunk % tile or tile > most:
-            raise Unsupported(f"{kernel}: {name} must be a multiple of {MMA_ROWS} that divides the chunk, {chunk}, "
-                              f"and is at most {most}, got {tile}; change it")
-    if chosen["accumulate"] not in ("input", *ELEMENT_BYTES):
-        raise Unsupported(f"{kernel}: accumulate must be 'input', 'float16', 'bfloat16' or 'float32', got "
-                          f"{chosen['accumulate']!r}; choose one")
+            raise Unsupported(f"chunked_unfused: {name} must be a multiple of {MMA_ROWS} that divides the chunk, "
+                              f"{chunk}, and is at most {most}, got {tile}; change it")
+    if smem > device.smem_per_block:
+        raise Unsupported(f"chunked_unfused: tiles {chosen['tile_m']} × {chosen['tile_n']} at head dim {shape.d} "
+                          f"need {smem} bytes of shared memory, {device.name} grants {device.smem_per_block}; "
+                          "choose smaller tile_m or tile_n")
 
 
-def _pair(shape: AttentionShape, chosen, smem, compiled, rows: int, keys: int) -> tuple[Launch, ...]:
-    """The four launches of a chunk pair."""
-    heads, threads = shape.b * shape.h, 32 * (chosen["tile_m"] // MMA_ROWS)
-    tiles, by_row = ceil_div(rows, chosen["tile_m"]), (ceil_div(rows, ROW_WARPS), heads, 1)
-    tiles_n = ceil_div(keys, chosen["tile_n"])
-    return (
-        Launch(FILE, "chunked_scores", (tiles_n, tiles, heads), threads, smem[0], compiled),
-        Launch(FILE, "chunked_softmax", by_row, 32 * ROW_WARPS, 0, compiled),
-        Launch(FILE, "chunked_output", (tiles, 1, heads), threads, smem[1], compiled),
-        Launch(FILE, "chunked_rescale", by_row, 32 * ROW_WARPS, 0, compiled),
-    )
+def check_count(kernel: str, shape: AttentionShape, chunk: int, count: int) -> None:
+    """Refuses heads that no grid takes, and more launches than anybody waits for."""
+    check_grid(kernel, "heads in all (B · H)", shape.b * shape.h)
+    if count > MOST_LAUNCHES:
+        raise Unsupported(f"{kernel}: expected at most {MOST_LAUNCHES} launches, got {count} with chunks of "
+                          f"{chunk}; choose a larger chunk")
+
+
+def sum_dtype(shape: AttentionShape, chosen) -> str:
+    """What O is summed in."""
+    return shape.dtype if chosen["accumulate"] == "input" else chosen["accumulate"]
+
+
+def compiled_for(shape: AttentionShape, chosen) -> dict:
+    """The constants of chunked_unfused.cu."""
+    scores_smem, output_smem = _smem(shape.d, chosen)
+    return {
+        "CHUNK": chosen["chunk"], "TILE_M": chosen["tile_m"], "TILE_N": chosen["tile_n"], "HEAD_DIM": shape.d,
+        "CAUSAL": shape.causal, "Element": shape.dtype, "Sum": sum_dtype(shape, chosen),
+        "BY_ROWS": chosen["layout"] == "row", "SCORES_SMEM_BYTES": scores_smem,
+        "OUTPUT_SMEM_BYTES": output_smem,
+    }
+
+
+def pair_scratch(shape: AttentionShape, chosen, rows: int) -> dict:
+    """One chunk pair's scores, with `rows` queries; the sums of O and the statistics of these queries."""
+    heads, columns = shape.b * shape.h, min(chosen["chunk"], max(round_up(shape.n, 8), 8))
+    extent = (rows, columns) if chosen["layout"] == "row" else (columns, round_up(rows, 8))
+    return {"s": ((heads, *extent), shape.dtype), "sum": ((heads, rows, shape.d), sum_dtype(shape, chosen)),
+            "m": ((heads, rows), "float32"), "l": ((heads, rows), "float32")}
+
+
+def scores_launch(shape: AttentionShape, compiled, rows: int, keys: int) -> Launch:
+    """S of a chunk pair."""
+    tile_m, tile_n = compiled["TILE_M"], compiled["TILE_N"]
+    grid = (ceil_div(keys, tile_n), ceil_div(rows, tile_m), shape.b * shape.h)
+    return Launch(FILE, "chunked_scores", grid, 32 * (tile_m // MMA_ROWS), compiled["SCORES_SMEM_BYTES"], compiled)
+
+
+def row_launch(shape: AttentionShape, compiled, entry: str, rows: int) -> Launch:
+    """A pass that gives each row a warp."""
+    grid = (ceil_div(rows, ROW_WARPS), shape.b * shape.h, 1)
+    return Launch(FILE, entry, grid, 32 * ROW_WARPS, 0, compiled)
+
+
+def host_loop(queries: Iterable[QueryChunk], chunk: int, pair, finish) -> tuple[Launch, ...]:
+    """Every chunk pair's launches, and those at a query chunk's end; pairs of one size share theirs."""
+    known: dict[tuple[int, int], tuple[Launch, ...]] = {}
+    launches: list[Launch] = []
+    for _, rows, keys in queries:
+        for _, some in key_chunks(keys, chunk):
+            if (rows, some) not in known:
+                known[rows, some] = pair(rows, some)
+            launches += known[rows, some]
+        launches.append(finish(rows))
+    return tuple(launches)
 
 
 def plan(shape: AttentionShape, device, overrides=None) -> Plan:
-    """The host loop, written out; pairs of one size share their launches."""
+    """The host loop, written out."""
     chosen = resolve(ROW.constants, overrides)
-    check_tiles("chunked_unfused", chosen)
-    chunk, heads, sums = chosen["chunk"], shape.b * shape.h, chosen["accumulate"]
-    sums = shape.dtype if sums == "input" else sums
-    check_grid("chunked_unfused", "heads in all (B · H)", heads)
-    smem = _smem(shape.d, chosen["tile_m"], chosen["tile_n"])
-    if max(smem) > device.smem_per_block:
-        raise Unsupported(f"chunked_unfused: tiles {chosen['tile_m']} × {chosen['tile_n']} at head dim {shape.d} "
-                          f"need {max(smem)} bytes of shared memory, {device.name} grants "
-                          f"{device.smem_per_block}; choose smaller tile_m or tile_n")
+    _check(shape, device, chosen, max(_smem(shape.d, chosen)))
+    chunk, compiled = chosen["chunk"], compiled_for(shape, chosen)
     queries = list(query_chunks(shape, chunk))
-    count = sum(4 * ceil_div(part.keys, chunk) + 1 for part in queries)
-    if count > MOST_LAUNCHES:
-        raise Unsupported(f"chunked_unfused: expected at most {MOST_LAUNCHES} launches, got {count} with chunks of "
-                          f"{chunk}; choose a larger chunk")
-    compiled = {
-        "CHUNK": chunk, "TILE_M": chosen["tile_m"], "TILE_N": chosen["tile_n"], "HEAD_DIM": shape.d,
-        "CAUSAL": shape.causal, "Element": shape.dtype, "Sum": sums, "SCORES_SMEM_BYTES": smem[0],
-        "OUTPUT_SMEM_BYTES": smem[1],
-    }
-    pairs: dict[tuple[int, int], tuple[Launch, ...]] = {}
-    launches: list[Launch] = []
-    for _, rows, keys in queries:
-        for _, some in _key_chunks(keys, chunk):
-            if (rows, some) not in pairs:
-                pairs[rows, some] = _pair(shape, chosen, smem, compiled, rows, some)
-            launches += pairs[rows, some]
-        launches.append(Launch(FILE, "chunked_finish", (ceil_div(rows, ROW_WARPS), heads, 1), 32 * ROW_WARPS, 0,
-                               compiled))
-    rows, columns = min(chunk, shape.m), min(chunk, max(round_up(shape.n, 8), 8))
-    scratch = {"s": ((heads, rows, columns), shape.dtype), "part": ((heads, rows, shape.d), sums),
-               "sum": ((heads, rows, shape.d), sums)}
-    scratch |= {name: ((heads, rows), "float32") for name in ("m", "l", "factor")}
-    return Plan(tuple(launches), chosen, scratch, Chunked(chunk, sums))
+    check_count("chunked_unfused", shape, chunk, sum(4 * ceil_div(part.keys, chunk) + 1 for part in queries))
+
+    def pair(rows: int, keys: int) -> tuple[Launch, ...]:
+        scores = scores_launch(shape, compiled, rows, keys)
+        output = (scores.grid[1], 1, scores.grid[2])
+        return (
+            scores, row_launch(shape, compiled, "chunked_softmax", rows),
+            Launch(FILE, "chunked_output", output, scores.block, compiled["OUTPUT_SMEM_BYTES"], compiled),
+            row_launch(shape, compiled, "chunked_rescale", rows),
+        )
+
+    launches = host_loop(queries, chunk, pair, lambda rows: row_launch(shape, compiled, "chunked_finish", rows))
+    scratch = pair_scratch(shape, chosen, min(chunk, shape.m))
+    scratch |= {"part": scratch["sum"], "factor": scratch["m"]}
+    return Plan(launches, chosen, scratch, Chunked(chunk, compiled["Sum"]))
 
 
 def cost(shape: AttentionShape, plan: Plan, lengths=None) -> Cost:
@@ -131,9 +183,10 @@ def cost(shape: AttentionShape, plan: Plan, lengths=None) -> Cost:
     heads, size, sums = shape.b * shape.h, ELEMENT_BYTES[shape.dtype], ELEMENT_BYTES[plan.scratch["sum"][1]]
     loaded = stored = 0
     for _, rows, keys in query_chunks(shape, chunk):
-        pairs, columns = ceil_div(keys, chunk), round_up(keys, 8)
-        tiles, tiles_n, wide = ceil_div(rows, tile_m), ceil_div(keys, tile_n), rows * shape.d
-        loaded += (tiles_n * wide + 2 * tiles * keys * shape.d + 2 * rows * columns) * size  # Q, K and V, S and P
+        pairs, columns, wide = ceil_div(keys, chunk), round_up(keys, 8), rows * shape.d
+        tiles, tiles_n = ceil_div(rows, tile_m), ceil_div(keys, tile_n)
+        copied = rows if plan.constants["layout"] == "row" else round_up(rows, 8)  # P, 16 bytes at a time
+        loaded += (tiles_n * wide + 2 * tiles * keys * shape.d + (rows + copied) * columns) * size
         loaded += 2 * pairs * wide * sums  # part, and what was summed before it or is finished
         loaded += max(pairs - 1, 0) * rows * 12 + (rows * 8 if pairs else 0)  # m and l, factor; m and l
         stored += 2 * rows * columns * size + 2 * pairs * wide * sums + pairs * rows * 12
@@ -142,41 +195,67 @@ def cost(shape: AttentionShape, plan: Plan, lengths=None) -> Cost:
                 plan.scratch_bytes)
 
 
+class Arguments:
+    """What the launches of a chunked kernel take.
+
+    Lists and scalars that several take are one object: there may be many thousand launches.
+    """
+
+    def __init__(self, shape: AttentionShape, t):
+        self.t, self.known = t, {}
+        self.whole = [("M", np.int32(shape.m)), ("N", np.int32(shape.n))]
+        self.heads = [("H", np.int32(shape.h)), ("GROUP", np.int32(shape.group))]
+        self.sigma = ("sigma", np.float32(t["softmax_scale"]))
+
+    def once(self, *key, make) -> list:
+        """What `make` made when this key was new."""
+        if key not in self.known:
+            self.known[key] = make()
+        return self.known[key]
+
+    def arrays(self, *names: str) -> list:
+        return [(name, self.t[name]) for name in names]
+
+    def integer(self, name: str, value) -> tuple:
+        return self.once(name, value, make=lambda: (name, np.int32(value)))
+
+    def pair(self, key0: int, keys: int) -> list:
+        return [self.integer("key0", key0), self.integer("keys", keys)]
+
+    def scores(self, part: QueryChunk, key0: int, keys: int) -> list:
+        """Of `chunked_scores`."""
+        rows = [self.integer("m0", part.m0), self.integer("rows", part.rows)]
+        return [*self.arrays("q", "k", "s"), *rows, *self.pair(key0, keys), *self.whole, *self.heads, self.sigma]
+
+    def finish(self, part: QueryChunk) -> list:
+        """Of `chunked_finish`."""
+        return [*self.arrays("sum", "m", "l", "o", "lse"), self.integer("m0", part.m0),
+                self.integer("rows", part.rows), self.heads[0], self.integer("empty", part.keys == 0)]
+
+
 def arguments(shape: AttentionShape, plan: Plan, t) -> list:
-    """Lists and scalars that several launches take are one object: there may be many thousand launches."""
-    chunk = plan.constants["chunk"]
-    h, group, sigma = ("H", np.int32(shape.h)), ("GROUP", np.int32(shape.group)), np.float32(t["softmax_scale"])
-    whole = [("M", np.int32(shape.m)), ("N", np.int32(shape.n)), h, group, ("sigma", sigma)]
-    s, p, part, sums = ("s", t["s"]), ("p", t["s"]), ("part", t["part"]), ("sum", t["sum"])
-    state, factor = [("m", t["m"]), ("l", t["l"])], ("factor", t["factor"])
-    bound, known = [], {}
-
-    def shared(key, make) -> list:
-        if key not in known:
-            known[key] = make()
-        return known[key]
-
-    for m0, rows, keys in query_chunks(shape, chunk):
-        first_row, count = ("m0", np.int32(m0)), shared(rows, lambda: ("rows", np.int32(rows)))
-        for key0, some in _key_chunks(keys, chunk):
-            pair = shared((key0, some), lambda: [("key0", np.int32(key0)), ("keys", np.int32(some))])
-            first = ("first", np.int32(key0 == 0))
+    chunk, known, bound = plan.constants["chunk"], Arguments(shape, t), []
+    for part in query_chunks(shape, chunk):
+        rows = known.integer("rows", part.rows)
+        for key0, keys in key_chunks(part.keys, chunk):
+            first = known.integer("first", key0 == 0)
             bound += [
-                [("q", t["q"]), ("k", t["k"]), s, first_row, count, *pair, *whole],
-                shared(("softmax", rows, some, key0 == 0), lambda: [
-                    s, *state, factor, count, ("cols", np.int32(round_up(some, 8))), first]),
-                shared(("output", rows, key0), lambda: [p, ("v", t["v"]), part, count, *pair, h, group]),
-                shared(("rescale", rows, key0 == 0), lambda: [part, factor, sums, count, first]),
+                known.scores(part, key0, keys),
+                known.once("softmax", part.rows, keys, key0 == 0, make=lambda: [
+                    *known.arrays("s", "m", "l", "factor"), rows, known.integer("cols", round_up(keys, 8)), first]),
+                known.once("output", part.rows, key0, make=lambda: [
+                    *known.arrays("s", "v", "part"), rows, *known.pair(key0, keys), *known.heads]),
+                known.once("rescale", part.rows, key0 == 0, make=lambda: [
+                    *known.arrays("part", "factor", "sum"), rows, first]),
             ]
-        bound.append([sums, *state, ("o", t["o"]), ("lse", t["lse"]), first_row, count, h,
-                      ("empty", np.int32(keys == 0))])
+        bound.append(known.finish(part))
     return bound
 
 
 ROW = Row(
     name="chunked_unfused", family="prefill", file=FILE, archs=("sm_80+",), dtypes=("float16", "bfloat16"),
     head_dims=range(8, 257, 8), features=frozenset({"causal", "gqa", "lse"}),
-    constants={"chunk": 128, "tile_m": 32, "tile_n": 64, "accumulate": "input"},
+    constants={"chunk": 128, "tile_m": 32, "tile_n": 64, "accumulate": "input", "layout": "row"},
     teaches="Chunks save the memory of the score matrix; looped over by the host, every one's scores still go "
             "through global memory, in four small launches.",
     plan=plan, cost=cost, arguments=arguments,

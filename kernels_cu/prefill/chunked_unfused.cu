@@ -9,27 +9,24 @@
 //     rescale   O' = factor · O' + part                     grid (rows / ROW_WARPS, heads)
 //   finish      O = O' / l            LSE = m + ln l        grid (rows / ROW_WARPS, heads)
 //
-// CHUNK   queries and keys of a chunk; heads all B·H at once; the scratch holds one chunk pair, reused by all
+// CHUNK   queries and keys of a chunk; heads all B·H at once; the scratch holds one chunk pair, reused by all.
+//         S lies there by rows or, BY_ROWS false, by columns
 // block   `scores`, `output`: one tile, TILE_M × TILE_N or TILE_M × D, 16 rows a warp; the others: a row a warp
 // Sum     what O' and part are stored in: rounded to it once a chunk, so errors grow with the chunks
 // bytes   for each pair S and P written and read, 4·sizeof(Element) a score, and 4·sizeof(Sum)·D a row (part and
 //         O' written and read); K and V again for every tile of queries, Q again for every tile of keys
-#include "prim/acc.cuh"
+#include "prefill/chunked.cuh"
 #include "prim/mask.cuh"
-#include "prim/softmax.cuh"
-#include "prim/tile.cuh"
 
-constexpr int D_PAD = round_up(HEAD_DIM, MMA_K), KEY_STEP = TILE_N < 64 ? TILE_N : 64;
-constexpr int THREADS = TILE_M / MMA_M * WARP, ROW_WARPS = 4, ROW_THREADS = ROW_WARPS * WARP,
-              PAIRS = ceil_div(CHUNK, 2 * WARP);
-constexpr float ONE = LOG2_E;  // the scores are scaled already
+constexpr int KEY_STEP = TILE_N < 64 ? TILE_N : 64;
+constexpr int THREADS = TILE_M / MMA_M * WARP, ROW_WARPS = 4, ROW_THREADS = ROW_WARPS * WARP;
 
 struct ScoresSmem {
   SmemTile<Element, TILE_M, D_PAD> q;
   SmemTile<Element, TILE_N, D_PAD> k;
 };
 struct OutputSmem {
-  SmemTile<Element, TILE_M, KEY_STEP> p[2];
+  ScoreTile<TILE_M, KEY_STEP> p[2];
   SmemTile<Element, KEY_STEP, D_PAD> v[2];
 };
 static_assert(sizeof(ScoresSmem) == SCORES_SMEM_BYTES && sizeof(OutputSmem) == OUTPUT_SMEM_BYTES,
@@ -61,8 +58,11 @@ chunked_scores(const View<const Element, 4> g_q, const View<const Element, 4> g_
   multiply_abt<Element>(r_s, s.q, warp_row, s.k);
   scale(r_s, sigma);
   mask_scores(r_s, CAUSAL, m0 + row0 + warp_row, key0 + col0, M, N);
-  store_rows(g_s.at(head, row0 + warp_row) + col0, g_s.stride[1], r_s, rows - row0 - warp_row,
-             round_up(keys, 8) - col0);  // NOTE: rows of P are read 16 bytes at a time; beyond N they hold 0
+  for_pairs(r_s, [&](int row, int col, float a, float b) {
+    row += row0 + warp_row, col += col0;
+    // NOTE: rows of P are read 16 bytes at a time; what lies behind the keys becomes 0.
+    if (row < rows && col < round_up(keys, 8)) store_scores(g_s, head, row, col, a, b);
+  });
 }
 
 /// `cols`: the keys of the chunk, rounded up to 8; `first`: nothing was summed before.
@@ -71,28 +71,21 @@ chunked_softmax(const View<Element, 3> g_s, const View<float, 2> g_m, const View
                 const View<float, 2> g_factor, int rows, int cols, int first) {
   const int row = blockIdx.x * ROW_WARPS + warp_id(), head = blockIdx.y;
   if (row >= rows) return;
-  Element* g_row = g_s.at(head, row);
 
   Pair r_s[PAIRS];
-  float top = -INFINITY;
 #pragma unroll
   for (int i = 0; i < PAIRS; ++i) {
     const int col = 2 * (i * WARP + lane_id());
-    r_s[i] = col < cols ? load_pair(g_row + col) : Pair{-INFINITY, -INFINITY};
-    top = fmaxf(top, fmaxf(r_s[i].a, r_s[i].b));
+    r_s[i] = col < cols ? load_scores(g_s, head, row, col) : Pair{-INFINITY, -INFINITY};
   }
-  SoftmaxRow chunk, state;
-  chunk.raise(top, ONE);
-#pragma unroll
-  for (int i = 0; i < PAIRS; ++i) chunk.l += chunk.weight(r_s[i].a, ONE) + chunk.weight(r_s[i].b, ONE);
-  chunk = merge_lanes(chunk, ONE);
+  SoftmaxRow state;
   if (!first) state = {load_for_warp(g_m.at(head) + row), load_for_warp(g_l.at(head) + row)};
-  const float factor = state.merge(chunk, ONE).mine;
-
+  const float factor = take_chunk(state, r_s);
 #pragma unroll
   for (int i = 0; i < PAIRS; ++i) {
     const int col = 2 * (i * WARP + lane_id());
-    if (col < cols) store_pair(g_row + col, state.weight(r_s[i].a, ONE), state.weight(r_s[i].b, ONE));
+    if (col < cols)
+      store_scores(g_s, head, row, col, state.weight(r_s[i].a, ONE), state.weight(r_s[i].b, ONE));
   }
   if (lane_id() == 0) {
     store_global(g_m.at(head) + row, state.m), store_global(g_l.at(head) + row, state.l);
@@ -101,31 +94,31 @@ chunked_softmax(const View<Element, 3> g_s, const View<float, 2> g_m, const View
 }
 
 /// Starts loading columns `at`… of P and these keys of V.
-DEVICE void load_step(OutputSmem& s, int stage, const Element* g_p, int64_t stride_p, const Element* g_v,
-                      int64_t stride_v, int at, int rows, int keys SITE) {
-  load_tile_async<THREADS>(s.p[stage], g_p + at, stride_p, rows, round_up(keys, 8) - at, threadIdx.x AT_SITE);
+DEVICE void load_step(OutputSmem& s, int stage, const View<Element, 3>& g_p, const Element* g_v, int64_t stride_v,
+                      int head, int row0, int at, int rows, int keys SITE) {
+  load_scores_async<THREADS>(s.p[stage], g_p, head, row0, at, rows - row0, round_up(keys, 8) - at AT_SITE);
   load_tile_async<THREADS>(s.v[stage], g_v + at * stride_v, stride_v, keys - at, HEAD_DIM,
                            threadIdx.x AT_SITE);
   cp_async_commit(ONLY_AT_SITE);
 }
 
 KERNEL(THREADS, 1)
-chunked_output(const View<const Element, 3> g_p, const View<const Element, 4> g_v, const View<Sum, 3> g_part,
+chunked_output(const View<Element, 3> g_p, const View<const Element, 4> g_v, const View<Sum, 3> g_part,
                int rows, int key0, int keys, int H, int GROUP) {
   OutputSmem& s = dynamic_smem<OutputSmem>();
   const int row0 = blockIdx.x * TILE_M, head = blockIdx.z, warp_row = warp_id() * MMA_M,
             steps = ceil_div(keys, KEY_STEP);
-  const Element *p = g_p.at(head, row0), *v = g_v.at(head / H, key0, head % H / GROUP);
+  const Element* v = g_v.at(head / H, key0, head % H / GROUP);
 
   Accumulator<MMA_M, D_PAD> r_o;
   r_o.clear();
-  load_step(s, 0, p, g_p.stride[1], v, g_v.stride[1], 0, rows - row0, keys);
+  load_step(s, 0, g_p, v, g_v.stride[1], head, row0, 0, rows, keys);
 #pragma unroll 1
   for (int j = 0; j < steps; ++j) {
     cp_async_wait<0>();
     block_sync();
     if (j + 1 < steps)
-      load_step(s, (j + 1) % 2, p, g_p.stride[1], v, g_v.stride[1], (j + 1) * KEY_STEP, rows - row0, keys);
+      load_step(s, (j + 1) % 2, g_p, v, g_v.stride[1], head, row0, (j + 1) * KEY_STEP, rows, keys);
     multiply_ab<Element>(r_o, s.p[j % 2], warp_row, s.v[j % 2]);
   }
   store_rows(g_part.at(head, row0 + warp_row), g_part.stride[1], r_o, rows - row0 - warp_row, HEAD_DIM);
