@@ -6,6 +6,7 @@ plan and its inputs alone, never on time.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
 from cuattn.paths import KERNELS
@@ -34,8 +35,8 @@ ACCESSES = {
 
 #: The columns of `SiteCount`, with units.
 COLUMNS = {
-    "instructions": "instructions a warp issued: lanes that make the same visit to a call site since their warp "
-                    "last met as a whole are one",
+    "instructions": "instructions a warp issued: lanes that make the same visit to a call site since their "
+                    "warp last met as a whole are one",
     "lanes": "instructions times the lanes that took part",
     "bytes": "bytes requested by all lanes; what a cp.async fills with zero is not requested",
     "sectors": "32-byte sectors of global memory touched, summed over instructions",
@@ -136,10 +137,10 @@ class Trace:
         return sum(getattr(s, column) for s in self.sites if not accesses or s.access in accesses)
 
 
+@lru_cache  # every row of a trace names one of a few files
 def relative(file: str) -> str:
     """A source file as the project names it: relative to `kernels_cu` where it lies there."""
     if not file:
         return ""
-    path = Path(file)
-    root = KERNELS.resolve()
-    return str(path.resolve().relative_to(root)) if path.resolve().is_relative_to(root) else str(path)
+    path, root = Path(file).resolve(), KERNELS.resolve()
+    return str(path.relative_to(root) if path.is_relative_to(root) else Path(file))

@@ -14,18 +14,6 @@ inline void copy_now(const Copy& copy) {
   memset(copy.to + copy.source_bytes, 0, copy.bytes - copy.source_bytes);
 }
 
-SIMT_COLD void grow(CopyQueue& queue) {
-  if (queue.count == queue.capacity) {
-    queue.capacity = queue.capacity ? 2 * queue.capacity : 64;
-    queue.items = static_cast<Copy*>(realloc(queue.items, queue.capacity * sizeof(Copy)));
-  }
-  if (queue.groups == queue.group_capacity) {
-    queue.group_capacity = queue.group_capacity ? 2 * queue.group_capacity : 16;
-    queue.group_ends = static_cast<int*>(realloc(queue.group_ends, queue.group_capacity * sizeof(int)));
-  }
-  if (!queue.items || !queue.group_ends) abort();
-}
-
 /// Copies `source_bytes` bytes and fills the rest of `bytes` (4, 8 or 16) with zero. With 0 source bytes
 /// g_from is not read.
 SIMT_INLINE void cp_async(void* s_to, const void* g_from, int bytes, int source_bytes,
@@ -48,7 +36,7 @@ SIMT_INLINE void cp_async(void* s_to, const void* g_from, int bytes, int source_
   }
   CopyQueue& queue = current->copies;
   if (queue.count == queue.capacity) [[unlikely]]
-    grow(queue);
+    grow(queue.items, queue.count, queue.capacity, 64);
   queue.items[queue.count++] = copy;
 }
 
@@ -58,7 +46,7 @@ inline void cp_async_commit(Site site = Site::here()) {
     watch_call(Access::copy_commit, site);
   CopyQueue& queue = current->copies;
   if (queue.groups == queue.group_capacity) [[unlikely]]
-    grow(queue);
+    grow(queue.group_ends, queue.groups, queue.group_capacity, 16);
   queue.group_ends[queue.groups++] = queue.count;
 }
 

@@ -47,6 +47,15 @@ template <class T, class Int> SIMT_COLD void grow(T*& items, Int count, Int& cap
   if (!items) abort();
 }
 
+/// Calls use(chunk, which of its 16 bytes, address of the first of them) for each 16 bytes that an access touches.
+template <class Use> inline void for_chunks(uint64_t address, size_t bytes, Use use) {
+  for (uint64_t at = address, end = address + bytes; at < end;) {
+    uint64_t in = at % 16, n = 16 - in < end - at ? 16 - in : end - at;
+    use(at / 16, uint16_t(((1u << n) - 1) << in), at);
+    at += n;
+  }
+}
+
 inline Clocks* make_clocks(int warps) {
   int threads = warps * LANES;
   Clocks* c = static_cast<Clocks*>(zeroed(sizeof(Clocks)));

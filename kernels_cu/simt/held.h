@@ -36,16 +36,6 @@ inline char* behind(uint64_t address) {
   return reinterpret_cast<char*>(address + machine.launch.window_to_memory);
 }
 
-/// Calls use(chunk, mask of the 16 bytes, pointer to the chunk's first byte relative to data) for each chunk
-/// of an access.
-template <class Use> inline void for_chunks(uint64_t address, size_t bytes, Use use) {
-  for (uint64_t at = address, end = address + bytes; at < end;) {
-    uint64_t in = at % 16, n = 16 - in < end - at ? 16 - in : end - at;
-    use(at / 16, uint16_t(((1u << n) - 1) << in), at);
-    at += n;
-  }
-}
-
 SIMT_COLD void hold(uint64_t address, const void* data, size_t bytes) {
   HeldStores& h = *machine.block->held;
   Clocks& clocks = *machine.block->clocks;

@@ -118,11 +118,8 @@ inline void touch_chunk(size_t index, uint16_t bytes, Touch touch, Site site) {
 
 /// The running thread touches `bytes` bytes of shared memory at an offset.
 SIMT_COLD void touch_shared(size_t offset, size_t bytes, Touch touch, Site site) {
-  for (size_t end = offset + bytes; offset < end;) {
-    size_t in_chunk = offset % 16, n = 16 - in_chunk < end - offset ? 16 - in_chunk : end - offset;
-    touch_chunk(offset / 16, uint16_t(((1u << n) - 1) << in_chunk), touch, site);
-    offset += n;
-  }
+  for_chunks(offset, bytes,
+             [&](uint64_t chunk, uint16_t mask, uint64_t) { touch_chunk(chunk, mask, touch, site); });
 }
 
 /// The running thread has waited for its copy to this place: from here on it is an ordinary write.
