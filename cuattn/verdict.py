@@ -133,7 +133,8 @@ def check(o, lse, *, o_ref, lse_ref, o_dense, v_max, dtype, lse_dense=None, rows
     lse : (B, H, M), or (S,); None if the kernel returns none
     o_ref, lse_ref : same shapes, float64
     o_dense : same shape
-        The dense same-dtype computation, or the chunked one (`cuattn.dense`); sets the tolerance 2 · max|o_dense − o_ref| + (eps/8) · v_max.
+        The dense same-dtype computation, or the chunked one (`cuattn.dense`); sets the tolerance
+        2 · max|o_dense − o_ref| + (eps/8) · v_max.
     v_max : float
         Largest |V|.
     dtype : str

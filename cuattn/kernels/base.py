@@ -282,6 +282,13 @@ def resolve(row_constants: Mapping[str, Any], overrides: Mapping[str, Any] | Non
     return chosen
 
 
+def check_choice(kernel: str, chosen: Mapping[str, Any], name: str, values: tuple[str, ...]) -> None:
+    """Refuses a tunable whose value is none of these words."""
+    if chosen[name] not in values:
+        known = f"{', '.join(map(repr, values[:-1]))} or {values[-1]!r}"
+        raise Unsupported(f"{kernel}: {name} must be {known}, got {chosen[name]!r}; choose one")
+
+
 def check_grid(kernel: str, what: str, extent: int, limit: int = GRID_LIMIT) -> None:
     """Refuses a grid that no device launches."""
     if extent > limit:

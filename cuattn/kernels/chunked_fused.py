@@ -15,6 +15,7 @@ from cuattn.kernels.base import (
     Row,
     Unsupported,
     ceil_div,
+    check_choice,
     check_grid,
     resolve,
     round_up,
@@ -26,6 +27,7 @@ from cuattn.kernels.chunked_unfused import (
     QueryChunk,
     check_chunk,
     check_count,
+    check_tile,
     compiled_for,
     host_loop,
     key_chunks,
@@ -60,16 +62,12 @@ def _check(chosen) -> None:
     """Refuses constants that make no sense on any device."""
     check_chunk("chunked_fused", chosen)
     for name, values in CHOICES.items():
-        if chosen[name] not in values:
-            raise Unsupported(f"chunked_fused: {name} must be {values[0]!r} or {values[1]!r}, got "
-                              f"{chosen[name]!r}; choose one")
+        check_choice("chunked_fused", chosen, name, values)
     tile_m, tile_n = chosen["tile_m"] or MMA_ROWS, chosen["tile_n"] or MMA_ROWS
     if tile_m % MMA_ROWS or tile_m > SLICES[0]:
         raise Unsupported(f"chunked_fused: tile_m must be a multiple of {MMA_ROWS} and at most {SLICES[0]}, got "
                           f"{tile_m}; change it")
-    if tile_n % MMA_ROWS or chosen["chunk"] % tile_n or tile_n > MOST_TILE_N:
-        raise Unsupported(f"chunked_fused: tile_n must be a multiple of {MMA_ROWS} that divides the chunk, "
-                          f"{chosen['chunk']}, and is at most {MOST_TILE_N}, got {tile_n}; change it")
+    check_tile("chunked_fused", "tile_n", tile_n, chosen["chunk"], MOST_TILE_N)
 
 
 def _tiles(shape: AttentionShape, device, chosen) -> tuple[int, int]:

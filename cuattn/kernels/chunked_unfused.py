@@ -17,6 +17,7 @@ from cuattn.kernels.base import (
     Row,
     Unsupported,
     ceil_div,
+    check_choice,
     check_grid,
     resolve,
     round_up,
@@ -74,22 +75,22 @@ def check_chunk(kernel: str, chosen) -> None:
     if chosen["chunk"] % MMA_ROWS or chosen["chunk"] > MOST_CHUNK:
         raise Unsupported(f"{kernel}: chunk must be a multiple of {MMA_ROWS} and at most {MOST_CHUNK}, got "
                           f"{chosen['chunk']}; change it")
-    choices = {"layout": ("row", "column"), "accumulate": ("input", *ELEMENT_BYTES)}
-    for name, values in choices.items():
-        if chosen[name] not in values:
-            known = f"{', '.join(map(repr, values[:-1]))} or {values[-1]!r}"
-            raise Unsupported(f"{kernel}: {name} must be {known}, got {chosen[name]!r}; choose one")
+    check_choice(kernel, chosen, "layout", ("row", "column"))
+    check_choice(kernel, chosen, "accumulate", ("input", *ELEMENT_BYTES))
+
+
+def check_tile(kernel: str, name: str, tile: int, chunk: int, most: int) -> None:
+    """Refuses tiles that do not fit into their chunk."""
+    if tile % MMA_ROWS or chunk % tile or tile > most:
+        raise Unsupported(f"{kernel}: {name} must be a multiple of {MMA_ROWS} that divides the chunk, {chunk}, and is "
+                          f"at most {most}, got {tile}; change it")
 
 
 def _check(shape: AttentionShape, device, chosen, smem: int) -> None:
     """Refuses tiles that do not fit into their chunk, or a block."""
     check_chunk("chunked_unfused", chosen)
-    chunk = chosen["chunk"]
     for name, most in (("tile_m", MOST_TILE_M), ("tile_n", MOST_TILE_N)):
-        tile = chosen[name]
-        if tile % MMA_ROWS or chunk % tile or tile > most:
-            raise Unsupported(f"chunked_unfused: {name} must be a multiple of {MMA_ROWS} that divides the chunk, "
-                              f"{chunk}, and is at most {most}, got {tile}; change it")
+        check_tile("chunked_unfused", name, chosen[name], chosen["chunk"], most)
     if smem > device.smem_per_block:
         raise Unsupported(f"chunked_unfused: tiles {chosen['tile_m']} × {chosen['tile_n']} at head dim {shape.d} "
                           f"need {smem} bytes of shared memory, {device.name} grants {device.smem_per_block}; "

@@ -11,8 +11,8 @@ from cuattn.kernels.base import (
     Launch,
     Plan,
     Row,
-    Unsupported,
     ceil_div,
+    check_choice,
     check_grid,
     resolve,
     round_up,
@@ -38,9 +38,7 @@ def padded_columns(n: int) -> int:
 def plan(shape: AttentionShape, device, overrides=None) -> Plan:
     """Passes over groups of heads; the scratch holds S and P of one group."""
     chosen = resolve(ROW.constants, overrides)
-    if chosen["score"] not in ("float32", "input"):
-        raise Unsupported(f"standard: score must be 'float32' or 'input', got {chosen['score']!r}; "
-                          "choose one")
+    check_choice("standard", chosen, "score", ("float32", "input"))
     score = "float32" if chosen["score"] == "float32" else shape.dtype
     heads = shape.b * shape.h
     group = min(chosen["head_group"] or heads, heads, GRID_LIMIT)
