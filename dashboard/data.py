@@ -22,7 +22,7 @@ from dashboard import rows
 from experiments import explain_store, store
 
 ROOT = Path(__file__).resolve().parent.parent
-RECORDED = ROOT / "experiments" / "recorded"
+RECORDED = store.RECORDED
 RUNS_VARIABLE = "CUATTN_RUNS"
 HASHES = "import json, experiments.catalog as c; print(json.dumps(c.current_hashes()))"
 MINE, SHIPPED = "my runs", "recorded"

@@ -24,7 +24,7 @@ from experiments import (
     tune_cli,
 )
 from experiments import doctor as doctoring
-from experiments.console import console, errors
+from experiments.console import console, fail, say_unreadable
 from experiments.interrupts import raise_again
 from experiments.run_cli import (
     Batch,
@@ -55,10 +55,10 @@ def main() -> None:
     try:
         app()
     except (UserError, Unavailable) as error:
-        errors.print(f"[red]error:[/] {escape(str(error))}", soft_wrap=True, highlight=False)
+        fail(error)
         raise SystemExit(2) from None
     except store.StoreError as error:
-        errors.print(f"[red]error:[/] {escape(str(error))}", soft_wrap=True, highlight=False)
+        fail(error)
         raise SystemExit(1) from None
 
 
@@ -142,12 +142,7 @@ def show(
         where = info.path if info.path.is_dir() else info.path.parent
         rows = loaded.frame[loaded.frame["run_path"] == str(where)]
         show_rows(store.Loaded(rows.reset_index(drop=True)), info.manifest)
-    for bad, reason in loaded.quarantined:
-        errors.print(
-            f"[yellow]set aside[/] {escape(str(bad))}: {escape(reason)}", soft_wrap=True, highlight=False
-        )
-    if loaded.torn_lines:
-        errors.print(f"[yellow]{loaded.torn_lines} torn journal lines[/] were skipped")
+    say_unreadable(loaded)
 
 
 capacity_cli.register(app, console)
@@ -191,7 +186,7 @@ def explain(
     try:
         document = explaining.explain(request)
     except DeviceError as error:
-        errors.print(f"[red]error:[/] {escape(str(error))}", soft_wrap=True, highlight=False)
+        fail(error)
         raise SystemExit(1) from None
     explain_text.show(console, document)
     if out is None:

@@ -16,13 +16,13 @@ from experiments import comparison_tables as shown
 from experiments import store
 from experiments.catalog import catalog
 from experiments.comparison import Comparison
+from experiments.console import say_unreadable
 from experiments.folder import RUNS
 from experiments.gate import judge
 from experiments.live_cli import Asked, compare_live
 from experiments.statistics import CONFIDENCE
 from experiments.words import UserError, several
 
-errors = Console(stderr=True)
 MARGIN, CONFIDENT = "2%", f"{CONFIDENCE:.0%}"
 
 RunA = Annotated[
@@ -115,13 +115,7 @@ def _side(flag: str, path: Path) -> Side:
         hint = f"did you mean {below}?" if below.exists() else "name a run's folder, or one that holds runs"
         raise UserError(f"{flag}: {path} does not exist; {hint}")
     loaded = store.read_runs(path)
-    for bad, reason in loaded.quarantined:
-        errors.print(
-            f"[yellow]set aside[/] {escape(str(bad))}: {escape(reason)}", soft_wrap=True, highlight=False
-        )
-    if loaded.torn_lines:
-        torn = several(loaded.torn_lines, "torn journal line")
-        errors.print(f"[yellow]{torn}[/] below {escape(str(path))}", soft_wrap=True, highlight=False)
+    say_unreadable(loaded, f"below {escape(str(path))}")
     if loaded.frame.empty:
         what = "holds nothing that can be read" if loaded.quarantined else "holds no row"
         raise UserError(f"{flag}: {path} {what}; name a run that has rows")

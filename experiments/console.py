@@ -1,4 +1,4 @@
-"""The two streams that commands print to."""
+"""The two streams that commands print to, and what several of them say there."""
 
 from __future__ import annotations
 
@@ -7,11 +7,32 @@ import sys
 from rich.console import Console
 from rich.markup import escape
 
+from experiments.store import Loaded
+from experiments.words import several
+
 WIDE = 160  # columns where the output is not a terminal's, such as a log of continuous integration
 console = Console() if sys.stdout.isatty() else Console(width=WIDE)
 errors = Console(stderr=True)
 
 
+def say(text: str) -> None:
+    """A line of markup beside the results, wrapped by the terminal alone."""
+    errors.print(text, soft_wrap=True, highlight=False)
+
+
 def note(sentence: str) -> None:
     """Say what the user should know but need not act on."""
-    errors.print(f"[yellow]note:[/] {escape(sentence)}", soft_wrap=True, highlight=False)
+    say(f"[yellow]note:[/] {escape(sentence)}")
+
+
+def fail(error: Exception) -> None:
+    """Say what ended the command."""
+    say(f"[red]error:[/] {escape(str(error))}")
+
+
+def say_unreadable(loaded: Loaded, torn: str = "were skipped") -> None:
+    """Name the files that could not be read, and how many journal lines: those `torn`."""
+    for bad, reason in loaded.quarantined:
+        say(f"[yellow]set aside[/] {escape(str(bad))}: {escape(reason)}")
+    if loaded.torn_lines:
+        say(f"[yellow]{several(loaded.torn_lines, 'torn journal line')}[/] {torn}")

@@ -27,7 +27,6 @@ from experiments.diagnose import Diagnosis, Value, diagnose
 from experiments.quantities import gb
 from experiments.words import UserError, nearest
 
-RECORDED = Path(__file__).with_name("recorded")
 FAMILIES = ("prefill", "decode")
 SMALL = 10  # empty launches
 TAIL_SAMPLES = 100  # fewer have no 99th percentile
@@ -129,7 +128,7 @@ def kernels(path: Path, only: str | None = None) -> list[Kernel]:
 
 def ceiling(device: str, path: Path) -> Ceiling:
     """The best rates measured on the device by this run, by `ceilings` beside it, or in the recorded runs."""
-    beside = [p for p in (path, *_siblings(path), *sorted(RECORDED.glob("*/ceilings"))) if p.is_dir()]
+    beside = [p for p in (path, *_siblings(path), *sorted(store.RECORDED.glob("*/ceilings"))) if p.is_dir()]
     for folder in beside:
         frame = store.read_runs(folder).frame
         frame = frame[(frame["family"] == "probe") & (frame["device"] == device) & (frame["status"] == "ok")]

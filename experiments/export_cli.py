@@ -12,9 +12,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from experiments import exporting, store
+from experiments.console import say, say_unreadable
 from experiments.words import UserError, nearest, several
-
-errors = Console(stderr=True)
 
 Runs = Annotated[
     list[Path], typer.Argument(metavar="RUN…", help="Run folders, folders that hold some, or parquets.")
@@ -33,10 +32,7 @@ def register(app: typer.Typer, console: Console) -> None:
         """Write the rows of runs for other tools: every column with its unit, every row with its status."""
         _check(runs, to, out)
         loaded = store.read_runs(runs)
-        for bad, reason in loaded.quarantined:
-            _say(f"[yellow]set aside[/] {escape(str(bad))}: {escape(reason)}")
-        if loaded.torn_lines:
-            _say(f"[yellow]{several(loaded.torn_lines, 'torn journal line')}[/] were skipped")
+        say_unreadable(loaded)
         if loaded.frame.empty:
             raise UserError(f"export: {', '.join(map(str, runs))} holds no row; name a run that has rows")
         rows = exporting.rows_of(loaded.frame)
@@ -46,11 +42,9 @@ def register(app: typer.Typer, console: Console) -> None:
             exporting.write(rows, to, out)
         count = len({row["run_id"] for row in rows})
         where = f" into {escape(str(out))}" if out else ""
-        _say(f"{several(len(rows), 'row')} of {several(count, 'run')}{where}")
+        say(f"{several(len(rows), 'row')} of {several(count, 'run')}{where}")
 
 
-def _say(text: str) -> None:
-    errors.print(text, soft_wrap=True, highlight=False)
 
 
 def _check(runs: list[Path], to: str, out: Path | None) -> None:

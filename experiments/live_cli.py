@@ -12,16 +12,19 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from experiments import comparison_tables as shown
-from experiments import environment, live
+from experiments import live
 from experiments.catalog import catalog, load_row
 from experiments.comparison import Comparison
+from experiments.interrupts import INTERRUPTED
 from experiments.live import Subject
+from experiments.requests import need_gpu
 from experiments.suite import load_suite
-from experiments.words import UserError, nearest
+from experiments.words import UserError
 from experiments.worker import Worker
 
 SUITE, TIMEOUT_S = "quick", 5.0
-INTERRUPTED = 130
+NO_TIME = ("two kernels are timed in turn on a GPU only; for what it counts, compare two stored runs: compare "
+           "RUN_A RUN_B")
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,7 @@ def compare_live(asked: Asked, margin: float, confidence: float, console: Consol
     sides = live.subject("--a", asked.a, known), live.subject("--b", asked.b, known)
     suite = load_suite(asked.suite or SUITE)
     points = live.points_of(suite, known, *sides, asked.limit)
-    _need_gpu(asked.machine or "best")
+    need_gpu("compare", asked.machine or "best", NO_TIME)
     worker = Worker("gpu", paths, live.repeat_for(suite, margin, timeout_s))
     worker.start()
     try:
@@ -79,19 +82,6 @@ def _known(paths: list[str]):
     if twice := [name for name, count in names.items() if count > 1]:
         raise UserError(f"--kernel: two modules define '{twice[0]}'; give one of them another name")
     return known
-
-
-def _need_gpu(machine: str) -> None:
-    if machine not in ("best", "cpu", "gpu"):
-        hint = nearest(machine, ("best", "cpu", "gpu"))
-        raise UserError(f"--machine: '{machine}' is not a machine; {hint}")
-    if machine != "cpu" and environment.gpu_expected():
-        return
-    why = "" if machine == "cpu" else "there is no GPU here with CuPy, and "
-    raise UserError(
-        f"compare: {why}the CPU machine models no time, so two kernels are timed in turn on a GPU only; for "
-        "what it counts, compare two stored runs: compare RUN_A RUN_B"
-    )
 
 
 def _with_progress(worker, points, sides: tuple[Subject, Subject], sureness, console: Console, log):

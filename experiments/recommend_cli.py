@@ -17,7 +17,7 @@ from experiments.capacity import Question
 from experiments.capacity_cli import option
 from experiments.catalog import Entry, catalog
 from experiments.choosing import FAMILIES, REACH, set_aside, trusted
-from experiments.diagnose_rows import RECORDED, ceiling
+from experiments.diagnose_rows import ceiling
 from experiments.folder import RUNS
 from experiments.models import models
 from experiments.quantities import gb, parse_bytes, parse_count, parse_tokens
@@ -94,7 +94,7 @@ def _answer(console, asked: Asked, families, known, runs: Path | None, written: 
     """Read the rows, print tables and the sentence; returns the exit code."""
     if runs is not None and not runs.exists():
         raise UserError(f"--runs: {runs} does not exist; name a folder of runs")
-    folders, card = [RECORDED, runs or RUNS], asked.question.device.name
+    folders, card = [store.RECORDED, runs or RUNS], asked.question.device.name
     frame = store.read_runs(folders).frame
     rows, top = trusted(frame, known), ceiling(card, runs or RUNS)
     answers = [recommend.answer(asked, family, rows, known, top) for family in families]

@@ -10,6 +10,9 @@ from experiments import environment
 from experiments.catalog import catalog
 from experiments.suite import Suite, load_suite
 from experiments.sweep import Case, Options, cases_of
+from experiments.words import UserError, nearest
+
+MACHINES = ("best", "cpu", "gpu")
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,30 @@ def plan(request: Request, machine: str | None = None) -> tuple[Suite, str, list
             machine = "gpu" if environment.gpu_expected() else "cpu"
     external = tuple(entry.name for entry in known.values() if entry.path)
     return suite, machine, cases_of(suite, machine, known, replace(request.options, kernels=external))
+
+
+def check_machine(machine: str) -> None:
+    """Refuses a name that is no machine's.
+
+    Raises
+    ------
+    UserError
+    """
+    if machine not in MACHINES:
+        raise UserError(f"--machine: '{machine}' is not a machine; {nearest(machine, MACHINES)}")
+
+
+def need_gpu(command: str, machine: str, so: str) -> None:
+    """Refuses a machine that models no time; `so` says what follows from that.
+
+    Raises
+    ------
+    UserError
+    """
+    check_machine(machine)
+    if machine == "cpu" or not environment.gpu_expected():
+        why = "" if machine == "cpu" else "there is no GPU here with CuPy, and "
+        raise UserError(f"{command}: {why}the CPU machine models no time, so {so}")
 
 
 def command_line(request: Request) -> str:

@@ -15,9 +15,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from experiments import runner, store, tables
 from experiments.console import console, note
 from experiments.interrupts import INTERRUPTED, held, ignore
+from experiments.requests import check_machine
 from experiments.suite import load_suite
 from experiments.sweep import Options
-from experiments.words import UserError, nearest
 
 FAILED = ("incorrect", "compile_error", "cuda_error", "crash", "timeout")
 
@@ -64,10 +64,7 @@ def request_of(
     ------
     UserError
     """
-    if machine not in ("best", "cpu", "gpu"):
-        raise UserError(
-            f"--machine: '{machine}' is not a machine; {nearest(machine, ('best', 'cpu', 'gpu'))}"
-        )
+    check_machine(machine)
     options = Options((), only, limit, lengths, batch, shard)
     return runner.Request(suite, machine, tuple(kernel or ()), options, devices, jobs)
 

@@ -38,6 +38,7 @@ __all__ = [
     "write_part",
 ]
 MANIFEST = "manifest.json"
+RECORDED = Path(__file__).with_name("recorded")  # runs that ship with the project
 
 
 @dataclass(frozen=True)

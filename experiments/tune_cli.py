@@ -12,17 +12,19 @@ from rich.console import Console
 from rich.markup import escape
 
 from cuattn.kernels.base import Row
-from experiments import environment, store, tables, tuning
+from experiments import store, tables, tuning
 from experiments.catalog import catalog
 from experiments.compare_cli import fraction
 from experiments.folder import RUNS
+from experiments.interrupts import INTERRUPTED
 from experiments.models import model as model_named
+from experiments.requests import need_gpu
 from experiments.suite import load_suite
 from experiments.words import UserError, nearest, several
 
 FAMILIES = ("prefill", "decode")
 SUITES = "suites"  # below ./runs
-INTERRUPTED = 130
+NO_TIME = "there is nothing to tune by; tune where the kernel will run"
 
 Kernel = Annotated[str, typer.Argument(help="A kernel's name, such as flash.")]
 SuiteName = Annotated[Optional[str], typer.Option("--suite", help="Tune for the shapes of a suite.")]
@@ -57,7 +59,7 @@ def register(app: typer.Typer, console: Console) -> None:
         if run is not None:
             folder, words = run, ["resume", str(run)]
         else:
-            _need_gpu(machine)
+            need_gpu("tune", machine, NO_TIME)
             sweeps = tuning.sweeps_of(load_suite(suite), row) if suite else _of_model(model, row)
             trials = tuning.write_suite(RUNS / SUITES, row, sweeps)
             stamp = f"{datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}-{secrets.token_hex(2)}"
@@ -102,16 +104,6 @@ def _row(name: str, paths) -> Row:
 def _of_model(name: str, row: Row):
     model_named(name)
     return tuning.model_sweeps(name, row)
-
-
-def _need_gpu(machine: str) -> None:
-    if machine not in ("best", "cpu", "gpu"):
-        hint = nearest(machine, ("best", "cpu", "gpu"))
-        raise UserError(f"--machine: '{machine}' is not a machine; {hint}")
-    if machine == "cpu" or not environment.gpu_expected():
-        why = "" if machine == "cpu" else "there is no GPU here with CuPy, and "
-        raise UserError(f"tune: {why}the CPU machine models no time, so there is nothing to tune by; tune "
-                        "where the kernel will run")
 
 
 def _conclude(console: Console, row: Row, folder: Path, margin: float) -> int:

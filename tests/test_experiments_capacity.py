@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -20,7 +19,7 @@ from experiments.models import by_numbers, changed, model, models
 from experiments.quantities import gb
 from experiments.words import UserError
 
-RECORDED = Path(capacity.__file__).with_name("recorded") / "h200"
+RECORDED = store.RECORDED / "h200"
 GB = 10**9
 
 

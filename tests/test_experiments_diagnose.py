@@ -16,7 +16,7 @@ from experiments.diagnose_rules import CAUSES, FACTS, RULES, THRESHOLDS
 from experiments.suite import suite_names
 from experiments.words import UserError
 
-RECORDED = Path(diagnose_rows.__file__).with_name("recorded")
+RECORDED = store.RECORDED
 STORY = {"tokens_per_s": 17, "baseline_tokens_per_s": 1150, "gpu_use": 8, "memory_share": 70, "chunk": 128,
          "chunks": 64, "head_dim": 128, "peak_memory": 18e9, "baseline_memory": 23.5e9}
 TUNED = {"tokens_per_s": 870, "baseline_tokens_per_s": 1150, "gpu_use": 45, "memory_share": 25, "chunk": 512,
