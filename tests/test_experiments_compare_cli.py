@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
+from commands import call
 from compared_rows import cpu_row, row
 
-from experiments import cli, store
+from experiments import store
 from experiments.compare_cli import fraction
 from experiments.words import UserError
 
@@ -32,15 +31,11 @@ def runs(tmp_path):
 def command(monkeypatch, capsys):
     """command(words): exit code and what was printed."""
 
-    def call(*words) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["experiments", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        out, err = capsys.readouterr()
-        assert "Traceback" not in err
-        return ended.value.code or 0, out + err
+    def run(*words) -> tuple[int, str]:
+        code, out, err = call(monkeypatch, capsys, *words)
+        return code, out + err
 
-    return call
+    return run
 
 
 def test_compare_prints_the_table_the_reasons_and_the_sums(runs, command):

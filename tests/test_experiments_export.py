@@ -11,10 +11,11 @@ import sys
 
 import pyarrow.parquet as pq
 import pytest
+from commands import call
 from compared_rows import row
 
-from experiments import cli, exporting, schema, store
-from experiments.diagnose_rows import RECORDED
+from experiments import exporting, schema, store
+from experiments.store import RECORDED
 
 NAN, INF = math.nan, math.inf
 SAMPLES = [4.96, 5.408]
@@ -40,15 +41,11 @@ def run(tmp_path):
 def command(monkeypatch, capsys):
     """command(words): exit code, standard output, standard error."""
 
-    def call(*words) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["experiments", "export", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        out, err = capsys.readouterr()
-        assert "Traceback" not in err
-        return ended.value.code or 0, out, " ".join(err.split())
+    def run(*words) -> tuple[int, str, str]:
+        code, out, err = call(monkeypatch, capsys, "export", *words)
+        return code, out, " ".join(err.split())
 
-    return call
+    return run
 
 
 def by_case(rows, key="case_id"):

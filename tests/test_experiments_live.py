@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
+from commands import call
 from planted import finished, plant
 
-from experiments import cli, environment, live, live_cli
+from experiments import environment, live, live_cli
 from experiments.catalog import catalog
 from experiments.live import Subject
 from experiments.suite import load_suite
@@ -133,17 +133,14 @@ def timed(ratio: float) -> dict:
 def command(monkeypatch, capsys):
     """command(outcomes, words): exit code and output of `compare` where the worker finds these."""
 
-    def call(outcomes, *words) -> tuple[int, str]:
+    def run(outcomes, *words) -> tuple[int, str]:
         monkeypatch.setattr(Fake, "outcomes", outcomes)
         monkeypatch.setattr(live_cli, "Worker", Fake)
         monkeypatch.setattr(environment, "gpu_expected", lambda: bool(outcomes))
-        monkeypatch.setattr(sys, "argv", ["experiments", "compare", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        out, err = capsys.readouterr()
-        return ended.value.code or 0, out + err
+        code, out, err = call(monkeypatch, capsys, "compare", *words)
+        return code, out + err
 
-    return call
+    return run
 
 
 def test_a_live_comparison_from_the_command_line(command, tmp_path):

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from datetime import datetime, timezone
 
 import numpy as np
 import pytest
+from commands import call
 from compared_rows import row
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cuattn.devices import CARDS
-from experiments import choosing, cli, recommend, recommend_cli, store
+from experiments import choosing, recommend, recommend_cli, store
 from experiments.capacity import Question
 from experiments.catalog import catalog, current_hashes
 from experiments.choosing import REACH, Cell, Layout, bracket, estimate, trusted
-from experiments.diagnose_rows import RECORDED, Ceiling
+from experiments.diagnose_rows import Ceiling
 from experiments.models import by_numbers, model
 from experiments.recommend import Asked, Offer
+from experiments.store import RECORDED
 from experiments.suite import load_suite
 from experiments.words import UserError
 
@@ -298,15 +299,11 @@ def command(monkeypatch, capsys, tmp_path):
     """command(words): exit code and what was printed, with tmp_path as the current folder."""
     monkeypatch.chdir(tmp_path)
 
-    def call(*words) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["experiments", "recommend", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        out, err = capsys.readouterr()
-        assert "Traceback" not in err
-        return ended.value.code or 0, out + err
+    def run(*words) -> tuple[int, str]:
+        code, out, err = call(monkeypatch, capsys, "recommend", *words)
+        return code, out + err
 
-    return call
+    return run
 
 
 def test_the_command_names_choice_rows_and_what_is_given_up(command):

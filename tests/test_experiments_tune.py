@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import tomllib
 from dataclasses import replace
 from math import log2
@@ -12,11 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tuned_rows
+from commands import call
 
 from cuattn import binding, tuned
 from cuattn.kernels import ROWS
 from experiments import case as case_module
-from experiments import cli, pair, store, tune_cli, tuning
+from experiments import cli, environment, pair, store, tune_cli, tuning
 from experiments.catalog import PEERS, catalog
 from experiments.costs import constants_of, shape_of
 from experiments.suite import AXES, Repeat, load_suite, suite_names
@@ -232,7 +232,7 @@ def test_the_file_keeps_what_another_tuning_found(trial_rows, tuned_folder):
 def command(monkeypatch, capsys, tmp_path, tuned_folder):
     """command(words): exit code and what was printed; the runner is replaced by one that simulates."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(tune_cli.environment, "gpu_expected", lambda: True)
+    monkeypatch.setattr(environment, "gpu_expected", lambda: True)
     asked = []
 
     def measure(app, words):
@@ -242,17 +242,13 @@ def command(monkeypatch, capsys, tmp_path, tuned_folder):
             tuned_rows.write(Path(words[words.index("--out") + 1]), lines)
         return 0
 
-    def call(*words) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["experiments", "tune", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        out, err = capsys.readouterr()
-        assert "Traceback" not in err
-        return ended.value.code or 0, " ".join((out + err).split())
+    def run(*words) -> tuple[int, str]:
+        code, out, err = call(monkeypatch, capsys, "tune", *words)
+        return code, " ".join((out + err).split())
 
     monkeypatch.setattr(tune_cli, "measure", measure)
-    call.asked = asked
-    return call
+    run.asked = asked
+    return run
 
 
 def test_the_command_runs_the_trials_and_stores_the_best(command, tuned_folder):
@@ -302,7 +298,7 @@ def test_wrong_arguments_end_in_one_sentence(command, words, said):
 
 
 def test_without_a_gpu_it_says_so(command, monkeypatch):
-    monkeypatch.setattr(tune_cli.environment, "gpu_expected", lambda: False)
+    monkeypatch.setattr(environment, "gpu_expected", lambda: False)
     code, out = command("flash", "--model", LLAMA)
     assert code == 2 and "there is no GPU here with CuPy, and the CPU machine models no time" in out
 
