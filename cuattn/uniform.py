@@ -88,7 +88,7 @@ def check_probe(o, lse, probe: Probe, rounding: str | Chunked = "float32") -> Ve
     weight = xp.asarray(1.0 / np.maximum(probe.visible, 1))[:, :, None, None]  # of one key
     half_step = xp.maximum(float(info.eps) * xp.abs(want), float(info.smallest_subnormal)) / 2
     tol = half_step + weight / 64
-    if rounding in ("weights", "input"):  # P is one weight, rounded; below the normal numbers its step is absolute
+    if rounding in ("weights", "input"):  # P is one rounded weight; below normal numbers its step is absolute
         tol = tol + half_step + xp.abs(want) / weight * float(info.smallest_subnormal) / 2
     lse_ok, lse_err, lse_tol, lse_message = check_lse(lse, xp.asarray(probe.lse), None, None)
     if got.size == 0:

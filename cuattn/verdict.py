@@ -2,8 +2,8 @@
 
 The yardstick is not a constant but the dense computation in the same dtype, or for a kernel that rounds its
 sum at each chunk of keys the same in NumPy: a kernel may be off by at most twice what that is off against
-float64, plus an eighth of the dtype's step at the largest value. NaN and infinities must sit exactly where the
-reference has them.
+float64, plus an eighth of the dtype's step at the largest value. NaN and infinities must sit exactly where
+the reference has them.
 """
 from __future__ import annotations
 

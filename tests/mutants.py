@@ -138,7 +138,8 @@ def _closing(code: str, at: int) -> int:
 # Tunables with which small shapes have many tiles, and every entry of a file runs. Other kernels take their
 # defaults.
 _CHUNKED = {"chunk": 32, "tile_m": 32, "tile_n": 16}
-CONSTANTS = {"chunked_fused": (_CHUNKED, {**_CHUNKED, "scores": "global"}),
+CONSTANTS = {"chunked_atomic": (_CHUNKED,),
+             "chunked_fused": (_CHUNKED, {**_CHUNKED, "scores": "global"}),
              "chunked_unfused": (_CHUNKED,),
              "flash": ({"block_m": 32, "block_n": 16, "warps": 2},),
              "paged": ({"splits": 3, "warps": 2, "stages": 3},)}

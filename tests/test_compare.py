@@ -289,7 +289,7 @@ def reference_results(q, k):
 
 def chunked_case(randn, kind: Chunked, dtype="float16", n=512):
     """q, k, v and what a kernel that rounds in this way returns."""
-    q, k, v = randn(1, 24, 4, 16, dtype=dtype), randn(1, n, 2, 16, dtype=dtype), randn(1, n, 2, 16, dtype=dtype)
+    q, k, v = (randn(1, length, heads, 16, dtype=dtype) for length, heads in ((24, 4), (n, 2), (n, 2)))
     o, lse = np.zeros(q.shape, dtype), np.zeros((1, 4, 24), np.float32)
     visible = reference.visible_keys(24, n, True)
     for h in range(4):
@@ -309,9 +309,10 @@ def test_chunked_sums_pass_as_what_they_are(machine, randn, dtype, accumulate):
 
 
 def test_chunked_sums_are_held_to_their_own_rounding(randn):
-    """bfloat16 sums do not pass as float16 or float32 ones, 32 chunks not as one, and scores must be said too."""
+    """bfloat16 sums do not pass as float16 or float32 ones, nor 32 chunks as one; scores must be said too."""
     *qkv, o, lse = chunked_case(randn, Chunked(16, "bfloat16"))
-    for other in (Chunked(16, "float16"), Chunked(16, "float32"), Chunked(512, "bfloat16"), "input", "float32"):
+    kinds = Chunked(16, "float16"), Chunked(16, "float32"), Chunked(512, "bfloat16"), "input", "float32"
+    for other in kinds:
         assert not compare.check_attention(*qkv, o, lse, causal=True, rounding=other).ok
     assert not compare.check_attention(*qkv, o, lse, causal=True, rounding="weights").ok
 

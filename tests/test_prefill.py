@@ -269,6 +269,8 @@ def test_a_thousand_runs_give_equal_bits(randn):
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_a_row_does_not_depend_on_its_batch(machine, randn, kernel):
     """Equal bits alone and in company."""
+    if not ROWS[kernel].deterministic:
+        pytest.skip("its row says that the order of atomics shows in the last bits")
     q, k, v = (randn(3, 70, 2, 64) for _ in range(3))
     _, together, _ = run(machine, kernel, q, k, v)
     for i, j in product(range(3), range(2)):

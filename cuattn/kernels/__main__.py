@@ -8,7 +8,8 @@ from cuattn.kernels import ROWS
 from cuattn.paths import KERNELS
 
 BEGIN, END = "<!-- ladder: python -m cuattn.kernels -->\n", "<!-- end of ladder -->"
-LADDER = ("standard", "chunked_unfused", "chunked_fused", "flash")  # as a reader climbs; others follow by name
+# As a reader climbs; others follow by name.
+LADDER = ("standard", "chunked_unfused", "chunked_fused", "chunked_atomic", "flash")
 STEPS = {"prefill": "Prefill", "decode": "Decode", "cache": "The cache", "probe": "The device itself"}
 
 

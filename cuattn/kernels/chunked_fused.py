@@ -58,33 +58,32 @@ def _step(shape: AttentionShape, chosen) -> int:
     return max(shape.m, 1) if chosen["parallel"] == "grid" else chosen["chunk"]
 
 
-def _check(chosen) -> None:
-    """Refuses constants that make no sense on any device."""
-    check_chunk("chunked_fused", chosen)
-    for name, values in CHOICES.items():
-        check_choice("chunked_fused", chosen, name, values)
+def check_tiles(kernel: str, chosen) -> None:
+    """Refuses chunks, slices and tiles that make no sense on any device."""
+    check_chunk(kernel, chosen)
     tile_m, tile_n = chosen["tile_m"] or MMA_ROWS, chosen["tile_n"] or MMA_ROWS
     if tile_m % MMA_ROWS or tile_m > SLICES[0]:
-        raise Unsupported(f"chunked_fused: tile_m must be a multiple of {MMA_ROWS} and at most {SLICES[0]}, got "
+        raise Unsupported(f"{kernel}: tile_m must be a multiple of {MMA_ROWS} and at most {SLICES[0]}, got "
                           f"{tile_m}; change it")
-    check_tile("chunked_fused", "tile_n", tile_n, chosen["chunk"], MOST_TILE_N)
+    check_tile(kernel, "tile_n", tile_n, chosen["chunk"], MOST_TILE_N)
 
 
-def _tiles(shape: AttentionShape, device, chosen) -> tuple[int, int]:
-    """Rows of a slice and keys of a tile: as many rows as fit, but not far beyond those there are."""
-    chunk, most = chosen["chunk"], max(round_up(min(_step(shape, chosen), shape.m), MMA_ROWS), MMA_ROWS)
-    slices = [chosen["tile_m"]] if chosen["tile_m"] else [rows for rows in SLICES if rows <= most]
+def slice_tiles(kernel: str, shape: AttentionShape, device, chosen, rows: int, smem_of) -> tuple[int, int]:
+    """Rows of a slice and keys of a tile: as many rows as fit, but not far beyond the `rows` there are."""
+    chunk, most = chosen["chunk"], max(round_up(min(rows, shape.m), MMA_ROWS), MMA_ROWS)
+    slices = [chosen["tile_m"]] if chosen["tile_m"] else [tile for tile in SLICES if tile <= most]
     tiles = [chosen["tile_n"]] if chosen["tile_n"] else [keys for keys in TILES if chunk % keys == 0]
     for tile_m, tile_n in product(slices, tiles):
-        smem = _smem(shape.d, chosen, tile_m, tile_n)[chosen["scores"] == "shared"]
+        smem = smem_of(tile_m, tile_n)
         if smem <= device.smem_per_block:
             return tile_m, tile_n
-    raise Unsupported(f"chunked_fused: {tile_m} rows of {chunk} scores at head dim {shape.d} need {smem} bytes of "
-                      f"shared memory, {device.name} grants {device.smem_per_block}; choose a smaller chunk or tile")
+    raise Unsupported(f"{kernel}: {tile_m} rows of {chunk} scores at head dim {shape.d} need {smem} bytes of "
+                      f"shared memory, {device.name} grants {device.smem_per_block}; choose a smaller chunk "
+                      "or tile")
 
 
-def _scores_tile(shape: AttentionShape, device, chosen) -> dict:
-    """The constants of the scores pass: the largest square tile that divides the chunk and fits."""
+def square_tiles(shape: AttentionShape, device, chosen) -> dict:
+    """The constants of chunked_unfused.cu with the largest square tiles that divide the chunk and fit."""
     for tile in SLICES:
         constants = compiled_for(shape, {**chosen, "tile_m": tile, "tile_n": tile})
         smem = max(constants["SCORES_SMEM_BYTES"], constants["OUTPUT_SMEM_BYTES"])
@@ -96,9 +95,12 @@ def _scores_tile(shape: AttentionShape, device, chosen) -> dict:
 def plan(shape: AttentionShape, device, overrides=None) -> Plan:
     """A launch for all queries or one a chunk of them; with scores in global memory two a chunk pair."""
     chosen = resolve(ROW.constants, overrides)
-    _check(chosen)
+    check_tiles("chunked_fused", chosen)
+    for name, values in CHOICES.items():
+        check_choice("chunked_fused", chosen, name, values)
     chunk, step, heads = chosen["chunk"], _step(shape, chosen), shape.b * shape.h
-    tile_m, tile_n = _tiles(shape, device, chosen)
+    tile_m, tile_n = slice_tiles("chunked_fused", shape, device, chosen, step, lambda *tiles: _smem(
+        shape.d, chosen, *tiles)[chosen["scores"] == "shared"])
     chosen |= {"tile_m": tile_m, "tile_n": tile_n}
     pair_smem, slice_smem = _smem(shape.d, chosen, tile_m, tile_n)
     compiled = {
@@ -110,25 +112,27 @@ def plan(shape: AttentionShape, device, overrides=None) -> Plan:
     queries = list(query_chunks(shape, chunk, step))
 
     def launch(entry: str, rows: int, smem: int) -> Launch:
-        return Launch(FILE, entry, (ceil_div(rows, tile_m), 1, heads), 32 * (tile_m // MMA_ROWS), smem, compiled)
+        grid = (ceil_div(rows, tile_m), 1, heads)
+        return Launch(FILE, entry, grid, 32 * (tile_m // MMA_ROWS), smem, compiled)
 
     if chosen["scores"] == "shared":
         check_count("chunked_fused", shape, chunk, len(queries))
         whole, last = (launch("chunked_slice", part.rows, slice_smem) for part in (queries[0], queries[-1]))
         return Plan((whole,) * (len(queries) - 1) + (last,), chosen, {}, rounding)
     check_count("chunked_fused", shape, chunk, sum(2 * ceil_div(part.keys, chunk) + 1 for part in queries))
-    scores = _scores_tile(shape, device, chosen)
+    scores = square_tiles(shape, device, chosen)
     check_grid("chunked_fused", f"queries (tiles of {scores['TILE_M']})", queries[0].rows,
                GRID_LIMIT * scores["TILE_M"])
     launches = host_loop(
         queries, chunk,
-        lambda rows, keys: (scores_launch(shape, scores, rows, keys), launch("chunked_pair", rows, pair_smem)),
+        lambda rows, keys: (scores_launch(shape, scores, rows, keys),
+                            launch("chunked_pair", rows, pair_smem)),
         lambda rows: row_launch(shape, scores, "chunked_finish", rows))
     return Plan(launches, chosen, pair_scratch(shape, chosen, min(step, shape.m)), rounding)
 
 
 def _slice_rows(shape: AttentionShape, plan: Plan, part: QueryChunk) -> int:
-    """Rows of Q, K and V that the slices of one launch load: keys up to the end of the last chunk they see."""
+    """Rows of Q, K and V that a launch's slices load: keys up to the end of the last chunk they see."""
     chunk, tile_m, count = plan.constants["chunk"], plan.constants["tile_m"], 0
     for row0 in range(0, part.rows, tile_m):
         rows = min(tile_m, part.rows - row0)
@@ -138,20 +142,19 @@ def _slice_rows(shape: AttentionShape, plan: Plan, part: QueryChunk) -> int:
 
 
 def _pair_bytes(shape: AttentionShape, plan: Plan, part: QueryChunk) -> tuple[int, int]:
-    """Bytes a head loads and stores for one chunk of queries, O and LSE aside: S once each way, O' each time."""
+    """Bytes a head loads and stores for one chunk of queries, O and LSE aside.
+
+    S once each way, O' for every chunk of keys.
+    """
     (_, rows, keys), constants = part, plan.constants
-    size, sums, tile = ELEMENT_BYTES[shape.dtype], ELEMENT_BYTES[plan.rounding.accumulate], _tile_of_scores(plan)
+    size, sums = ELEMENT_BYTES[shape.dtype], ELEMENT_BYTES[plan.rounding.accumulate]
+    tile = plan.launches[-1].constants["TILE_M"]  # of the scores pass
     pairs, columns, wide = ceil_div(keys, constants["chunk"]), round_up(keys, 8), rows * shape.d
     copied = rows if constants["layout"] == "row" else round_up(rows, 8)  # S, 16 bytes at a time
     q, k = ceil_div(keys, tile) * wide, ceil_div(rows, tile) * keys * shape.d
     v = ceil_div(rows, constants["tile_m"]) * keys * shape.d
     state = pairs * (wide * sums + rows * 8)
     return (q + k + v + copied * columns) * size + state, rows * columns * size + state
-
-
-def _tile_of_scores(plan: Plan) -> int:
-    """Side of the scores pass's tiles."""
-    return plan.launches[-1].constants["TILE_M"]
 
 
 def cost(shape: AttentionShape, plan: Plan, lengths=None) -> Cost:
@@ -173,8 +176,8 @@ def arguments(shape: AttentionShape, plan: Plan, t) -> list:
     for part in query_chunks(shape, constants["chunk"], _step(shape, constants)):
         rows = known.integer("rows", part.rows)
         if constants["scores"] == "shared":
-            bound.append([*known.arrays("q", "k", "v", "o", "lse"), known.integer("m0", part.m0), rows, *known.whole,
-                          *known.heads, known.sigma])
+            bound.append([*known.arrays("q", "k", "v", "o", "lse"), known.integer("m0", part.m0), rows,
+                          *known.whole, *known.heads, known.sigma])
             continue
         for key0, keys in key_chunks(part.keys, constants["chunk"]):
             bound += [
@@ -192,7 +195,7 @@ ROW = Row(
     head_dims=range(8, 257, 8), features=frozenset({"causal", "gqa", "lse"}),
     constants={"chunk": 512, "tile_m": None, "tile_n": None, "scores": "shared", "parallel": "grid",
                "layout": "row", "accumulate": "input"},
-    teaches="The chunks repaired one by one: softmax and P V as one kernel, scores that stay in shared memory, "
-            "query chunks side by side.",
+    teaches="The chunks repaired step by step: softmax and P V as one kernel, scores that stay in shared "
+            "memory, query chunks side by side.",
     plan=plan, cost=cost, arguments=arguments,
 )

@@ -75,15 +75,16 @@ def check_chunk(kernel: str, chosen) -> None:
     if chosen["chunk"] % MMA_ROWS or chosen["chunk"] > MOST_CHUNK:
         raise Unsupported(f"{kernel}: chunk must be a multiple of {MMA_ROWS} and at most {MOST_CHUNK}, got "
                           f"{chosen['chunk']}; change it")
-    check_choice(kernel, chosen, "layout", ("row", "column"))
-    check_choice(kernel, chosen, "accumulate", ("input", *ELEMENT_BYTES))
+    for name, values in (("layout", ("row", "column")), ("accumulate", ("input", *ELEMENT_BYTES))):
+        if name in chosen:
+            check_choice(kernel, chosen, name, values)
 
 
 def check_tile(kernel: str, name: str, tile: int, chunk: int, most: int) -> None:
     """Refuses tiles that do not fit into their chunk."""
     if tile % MMA_ROWS or chunk % tile or tile > most:
-        raise Unsupported(f"{kernel}: {name} must be a multiple of {MMA_ROWS} that divides the chunk, {chunk}, and is "
-                          f"at most {most}, got {tile}; change it")
+        raise Unsupported(f"{kernel}: {name} must be a multiple of {MMA_ROWS} that divides the chunk, {chunk}, "
+                          f"and is at most {most}, got {tile}; change it")
 
 
 def _check(shape: AttentionShape, device, chosen, smem: int) -> None:
@@ -92,9 +93,9 @@ def _check(shape: AttentionShape, device, chosen, smem: int) -> None:
     for name, most in (("tile_m", MOST_TILE_M), ("tile_n", MOST_TILE_N)):
         check_tile("chunked_unfused", name, chosen[name], chosen["chunk"], most)
     if smem > device.smem_per_block:
-        raise Unsupported(f"chunked_unfused: tiles {chosen['tile_m']} × {chosen['tile_n']} at head dim {shape.d} "
-                          f"need {smem} bytes of shared memory, {device.name} grants {device.smem_per_block}; "
-                          "choose smaller tile_m or tile_n")
+        raise Unsupported(f"chunked_unfused: tiles {chosen['tile_m']} × {chosen['tile_n']} at head dim "
+                          f"{shape.d} need {smem} bytes of shared memory, {device.name} grants "
+                          f"{device.smem_per_block}; choose smaller tile_m or tile_n")
 
 
 def check_count(kernel: str, shape: AttentionShape, chunk: int, count: int) -> None:
@@ -131,9 +132,9 @@ def pair_scratch(shape: AttentionShape, chosen, rows: int) -> dict:
 
 def scores_launch(shape: AttentionShape, compiled, rows: int, keys: int) -> Launch:
     """S of a chunk pair."""
-    tile_m, tile_n = compiled["TILE_M"], compiled["TILE_N"]
-    grid = (ceil_div(keys, tile_n), ceil_div(rows, tile_m), shape.b * shape.h)
-    return Launch(FILE, "chunked_scores", grid, 32 * (tile_m // MMA_ROWS), compiled["SCORES_SMEM_BYTES"], compiled)
+    tile_m, smem = compiled["TILE_M"], compiled["SCORES_SMEM_BYTES"]
+    grid = (ceil_div(keys, compiled["TILE_N"]), ceil_div(rows, tile_m), shape.b * shape.h)
+    return Launch(FILE, "chunked_scores", grid, 32 * (tile_m // MMA_ROWS), smem, compiled)
 
 
 def row_launch(shape: AttentionShape, compiled, entry: str, rows: int) -> Launch:
@@ -172,7 +173,8 @@ def plan(shape: AttentionShape, device, overrides=None) -> Plan:
             row_launch(shape, compiled, "chunked_rescale", rows),
         )
 
-    launches = host_loop(queries, chunk, pair, lambda rows: row_launch(shape, compiled, "chunked_finish", rows))
+    launches = host_loop(queries, chunk, pair,
+                         lambda rows: row_launch(shape, compiled, "chunked_finish", rows))
     scratch = pair_scratch(shape, chosen, min(chunk, shape.m))
     scratch |= {"part": scratch["sum"], "factor": scratch["m"]}
     return Plan(launches, chosen, scratch, Chunked(chunk, compiled["Sum"]))
@@ -226,7 +228,8 @@ class Arguments:
     def scores(self, part: QueryChunk, key0: int, keys: int) -> list:
         """Of `chunked_scores`."""
         rows = [self.integer("m0", part.m0), self.integer("rows", part.rows)]
-        return [*self.arrays("q", "k", "s"), *rows, *self.pair(key0, keys), *self.whole, *self.heads, self.sigma]
+        return [*self.arrays("q", "k", "s"), *rows, *self.pair(key0, keys), *self.whole, *self.heads,
+                self.sigma]
 
     def finish(self, part: QueryChunk) -> list:
         """Of `chunked_finish`."""
@@ -243,7 +246,8 @@ def arguments(shape: AttentionShape, plan: Plan, t) -> list:
             bound += [
                 known.scores(part, key0, keys),
                 known.once("softmax", part.rows, keys, key0 == 0, make=lambda: [
-                    *known.arrays("s", "m", "l", "factor"), rows, known.integer("cols", round_up(keys, 8)), first]),
+                    *known.arrays("s", "m", "l", "factor"), rows, known.integer("cols", round_up(keys, 8)),
+                    first]),
                 known.once("output", part.rows, key0, make=lambda: [
                     *known.arrays("s", "v", "part"), rows, *known.pair(key0, keys), *known.heads]),
                 known.once("rescale", part.rows, key0 == 0, make=lambda: [
@@ -257,7 +261,7 @@ ROW = Row(
     name="chunked_unfused", family="prefill", file=FILE, archs=("sm_80+",), dtypes=("float16", "bfloat16"),
     head_dims=range(8, 257, 8), features=frozenset({"causal", "gqa", "lse"}),
     constants={"chunk": 128, "tile_m": 32, "tile_n": 64, "accumulate": "input", "layout": "row"},
-    teaches="Chunks save the memory of the score matrix; looped over by the host, every one's scores still go "
+    teaches="Chunks save the memory of the score matrix; looped over by the host, each one's scores still go "
             "through global memory, in four small launches.",
     plan=plan, cost=cost, arguments=arguments,
 )

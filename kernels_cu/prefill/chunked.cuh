@@ -1,4 +1,5 @@
-// chunked: what the chunked kernels share: a chunk's scores, by rows or by columns, and its step of the softmax.
+// chunked: what the chunked kernels share: a chunk's scores, by rows or by columns, and its step of the
+// softmax.
 //
 // CHUNK     queries or keys of a chunk
 // BY_ROWS   a row's scores are neighbours; else a column's are, and what a warp reads of a row lies far apart
@@ -9,6 +10,11 @@
 
 constexpr int D_PAD = round_up(HEAD_DIM, MMA_K), PAIRS = ceil_div(CHUNK, 2 * WARP);
 constexpr float ONE = LOG2_E;  // the scores are scaled already
+
+/// A number that belongs to a warp's row, read once for all lanes.
+DEVICE float load_for_warp(const float* g SITE) {
+  return shuffle(lane_id() == 0 ? load_global(g AT_SITE) : 0.f, 0 AT_SITE);
+}
 
 /// Scores (row, col) and (row, col + 1) of a chunk in global memory.
 DEVICE Pair load_scores(const View<Element, 3>& g_s, int head, int row, int col SITE) {
@@ -51,7 +57,7 @@ template <int ROWS_, int COLS_> struct ScoreTile {
   }
 };
 
-/// A 16 × 16 fragment of the left operand, as `load_a` of prim/mma.cuh takes it from a tile that lies by rows.
+/// A 16 × 16 fragment of the left operand, as `load_a` of prim/mma.cuh takes it from a tile by rows.
 template <int ROWS, int COLS>
 DEVICE void load_a(uint32_t (&a)[4], const ScoreTile<ROWS, COLS>& tile, int row, int col SITE) {
   if constexpr (BY_ROWS)
@@ -63,8 +69,8 @@ DEVICE void load_a(uint32_t (&a)[4], const ScoreTile<ROWS, COLS>& tile, int row,
 
 /// Starts copying scores from (row, col) on: `rows` and `cols` of them; the rest of the tile becomes 0.
 template <int THREADS, int ROWS, int COLS>
-DEVICE void load_scores_async(ScoreTile<ROWS, COLS>& tile, const View<Element, 3>& g_s, int head, int row, int col,
-                              int rows, int cols SITE) {
+DEVICE void load_scores_async(ScoreTile<ROWS, COLS>& tile, const View<Element, 3>& g_s, int head, int row,
+                              int col, int rows, int cols SITE) {
   if constexpr (BY_ROWS)
     load_tile_async<THREADS>(tile.s, g_s.at(head, row) + col, g_s.stride[1], rows, cols, threadIdx.x AT_SITE);
   else
@@ -72,8 +78,8 @@ DEVICE void load_scores_async(ScoreTile<ROWS, COLS>& tile, const View<Element, 3
                              threadIdx.x AT_SITE);
 }
 
-/// Takes a chunk's scores into a row's state: every lane has some of them, in pairs. Returns the factor for what
-/// was summed before; the scores' weights follow from the new state. The same bits in all lanes.
+/// Takes a chunk's scores into a row's state: every lane has some of them, in pairs. Returns the factor for
+/// what was summed before; the scores' weights follow from the new state. The same bits in all lanes.
 DEVICE float take_chunk(SoftmaxRow& state, const Pair (&r_s)[PAIRS] SITE) {
   float top = -INFINITY;
 #pragma unroll

@@ -1,5 +1,5 @@
-// chunked_unfused: attention in chunks, as a host loop of small launches. It needs no M × N matrix, and is far
-// too slow: every chunk pair's scores, weights and output pass through global memory.
+// chunked_unfused: attention in chunks, as a host loop of small launches. It needs no M × N matrix, and is
+// far too slow: every chunk pair's scores, weights and output pass through global memory.
 //
 //   for each chunk of queries, one after another, and each chunk of keys that a row of it sees:
 //     scores    S = σ Q Kᵀ, masked scores −∞               grid (tiles of keys, tiles of queries, heads)
@@ -9,12 +9,13 @@
 //     rescale   O' = factor · O' + part                     grid (rows / ROW_WARPS, heads)
 //   finish      O = O' / l            LSE = m + ln l        grid (rows / ROW_WARPS, heads)
 //
-// CHUNK   queries and keys of a chunk; heads all B·H at once; the scratch holds one chunk pair, reused by all.
-//         S lies there by rows or, BY_ROWS false, by columns
-// block   `scores`, `output`: one tile, TILE_M × TILE_N or TILE_M × D, 16 rows a warp; the others: a row a warp
+// CHUNK   queries and keys of a chunk; heads all B·H at once; the scratch holds one chunk pair, reused by
+//         all. S lies there by rows or, BY_ROWS false, by columns
+// block   `scores`, `output`: one tile, TILE_M × TILE_N or TILE_M × D, 16 rows a warp; the others: a row a
+//         warp
 // Sum     what O' and part are stored in: rounded to it once a chunk, so errors grow with the chunks
-// bytes   for each pair S and P written and read, 4·sizeof(Element) a score, and 4·sizeof(Sum)·D a row (part and
-//         O' written and read); K and V again for every tile of queries, Q again for every tile of keys
+// bytes   for each pair S and P written and read, 4·sizeof(Element) a score, and 4·sizeof(Sum)·D a row (part
+//         and O' written and read); K and V again for every tile of queries, Q for every tile of keys
 #include "prefill/chunked.cuh"
 #include "prim/mask.cuh"
 
@@ -32,11 +33,6 @@ struct OutputSmem {
 static_assert(sizeof(ScoresSmem) == SCORES_SMEM_BYTES && sizeof(OutputSmem) == OUTPUT_SMEM_BYTES,
               "the plan's shared memory must be these structs");
 static_assert(CHUNK % TILE_M == 0 && CHUNK % TILE_N == 0, "a tile must not reach into the next chunk");
-
-/// A number that belongs to a warp's row, read once for all lanes.
-DEVICE float load_for_warp(const float* g SITE) {
-  return shuffle(lane_id() == 0 ? load_global(g AT_SITE) : 0.f, 0 AT_SITE);
-}
 
 /// `m0`, `rows`: the chunk of queries; `key0`, `keys`: the chunk of keys.
 KERNEL(THREADS, 1)
@@ -94,8 +90,8 @@ chunked_softmax(const View<Element, 3> g_s, const View<float, 2> g_m, const View
 }
 
 /// Starts loading columns `at`… of P and these keys of V.
-DEVICE void load_step(OutputSmem& s, int stage, const View<Element, 3>& g_p, const Element* g_v, int64_t stride_v,
-                      int head, int row0, int at, int rows, int keys SITE) {
+DEVICE void load_step(OutputSmem& s, int stage, const View<Element, 3>& g_p, const Element* g_v,
+                      int64_t stride_v, int head, int row0, int at, int rows, int keys SITE) {
   load_scores_async<THREADS>(s.p[stage], g_p, head, row0, at, rows - row0, round_up(keys, 8) - at AT_SITE);
   load_tile_async<THREADS>(s.v[stage], g_v + at * stride_v, stride_v, keys - at, HEAD_DIM,
                            threadIdx.x AT_SITE);
@@ -125,8 +121,8 @@ chunked_output(const View<Element, 3> g_p, const View<const Element, 4> g_v, con
 }
 
 KERNEL(ROW_THREADS, 1)
-chunked_rescale(const View<const Sum, 3> g_part, const View<const float, 2> g_factor, const View<Sum, 3> g_sum,
-                int rows, int first) {
+chunked_rescale(const View<const Sum, 3> g_part, const View<const float, 2> g_factor,
+                const View<Sum, 3> g_sum, int rows, int first) {
   const int row = blockIdx.x * ROW_WARPS + warp_id(), head = blockIdx.y;
   if (row >= rows) return;
   const float factor = first ? 0.f : load_for_warp(g_factor.at(head) + row);

@@ -1,10 +1,10 @@
-// acc: a warp's accumulator as plain numbers: walked in pairs, scaled, rounded, and moved to and from the rows of
+// acc: a warp's accumulator as plain numbers: walked in pairs, scaled, rounded, and moved to and from rows of
 // global memory.
 #pragma once
 #include "prim/gmem.cuh"
 #include "prim/mma.cuh"
 
-/// Calls f(row, column, a, b) for each two neighbours of a row that this lane holds: a at `column`, b behind it.
+/// Calls f(row, column, a, b) for each two neighbours of a row that this lane holds: a at `column`, b behind.
 template <class Acc, class F> DEVICE void for_pairs(Acc& acc, F f) {
 #pragma unroll
   for (int m = 0; m < Acc::M_TILES; ++m)
