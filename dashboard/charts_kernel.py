@@ -10,8 +10,8 @@ import pandas as pd
 
 from dashboard import style
 from dashboard.charts_runs import COUNTED, MODELLED, TICK
-from experiments import explain_timeline
-from experiments.explain_read import (
+from experiments.explain import timelines
+from experiments.explain.facts import (
     BARRIERS,
     GLOBAL,
     LOADS,
@@ -210,10 +210,10 @@ def shared_map(document: dict, part: dict):
 
 def timeline(document: dict, launch: int):
     """What each warp of the traced block did from barrier to barrier."""
-    chart = explain_timeline.chart(document["timeline"]["steps"], launch)
+    chart = timelines.chart(document["timeline"]["steps"], launch)
     if chart is None:
         return None
     mine = [step for step in document["timeline"]["steps"] if step["launch"] == launch]
     words = f"Steps of {mine[0]['entry']}, block {document['timeline']['block']}: each warp between barriers"
-    said = f"{words}. {' '.join(explain_timeline.lines(mine))}"
+    said = f"{words}. {' '.join(timelines.lines(mine))}"
     return style.finish(chart, words, f"{KIND} · darker is nearer the panel's largest", said[:900])

@@ -19,7 +19,8 @@ import pyarrow.parquet as pq
 import streamlit as st
 
 from dashboard import rows
-from experiments import explain_store, store
+from experiments import store
+from experiments.explain import saved
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORDED = store.RECORDED
@@ -234,7 +235,7 @@ def explanations() -> tuple[list[Explained], list[tuple[str, str]]]:
     unreadable: list[tuple[str, str]] = []
     seen: set[Path] = set()
     for root, origin in ((runs_root(), MINE), (RECORDED, SHIPPED)):
-        paths = [path for path in explain_store.find([root]) if path.resolve() not in seen]
+        paths = [path for path in saved.find([root]) if path.resolve() not in seen]
         seen.update(path.resolve() for path in paths)
         states = [(path, *_stamp(path)) for path in paths]
         for path, changed, size in sorted(states, key=lambda state: -state[1]) if origin == MINE else states:
@@ -257,7 +258,7 @@ def _stamp(path: Path) -> tuple[int, int]:
 @st.cache_data(max_entries=64, show_spinner=False)
 def _read_explanation(path: str, changed: int, size: int) -> tuple[dict | None, str]:
     try:
-        return explain_store.read(Path(path)), ""
+        return saved.read(Path(path)), ""
     except store.StoreError as error:
         return None, str(error)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
-from experiments.explain_read import BARRIERS, GLOBAL, SHARED
+from experiments.explain.facts import BARRIERS, GLOBAL, SHARED
 
 # Heading, what is summed, over which accesses, and the colour of its bar.
 COLUMNS = (

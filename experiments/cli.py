@@ -1,4 +1,4 @@
-"""The commands: list, plan, run, resume, show, explain, doctor, and those of the modules `*_cli`."""
+"""The commands: list, plan, show, doctor, and those that the other modules named `cli` or `*_cli` add."""
 
 from __future__ import annotations
 
@@ -8,23 +8,14 @@ from typing import Annotated, Optional
 import typer
 from rich.markup import escape
 
-from cuattn.machine import DeviceError
-from experiments import (
-    capacity_cli,
-    compare_cli,
-    diagnose_cli,
-    estimate,
-    explain_shape,
-    export_cli,
-    recommend_cli,
-    run_cli,
-    runner,
-    store,
-    tables,
-    tune_cli,
-)
 from experiments import doctor as doctoring
+from experiments import estimate, export_cli, run_cli, runner, store, tables
+from experiments.ab import cli as compare
+from experiments.capacity import cli as capacity
+from experiments.choosing import recommend_cli, tune_cli
 from experiments.console import console, fail, say_unreadable
+from experiments.diagnose import cli as diagnose
+from experiments.explain import cli as explain
 from experiments.interrupts import raise_again
 from experiments.run_cli import (
     Batch,
@@ -145,58 +136,8 @@ def show(
     say_unreadable(loaded)
 
 
-capacity_cli.register(app, console)
-compare_cli.register(app, console)
-diagnose_cli.register(app, console)
-export_cli.register(app, console)
-recommend_cli.register(app, console)
-tune_cli.register(app, console)
-
-
-@app.command()
-def explain(
-    kernel: Annotated[str, typer.Argument(help="A kernel's name, such as flash.")],
-    shape: Annotated[
-        str, typer.Option("--shape", help=f"Pairs such as M=128,N=256. Defaults: {explain_shape.USAGE}.")
-    ] = "",
-    dtype: Annotated[str, typer.Option("--dtype", help="Element type.")] = explain_shape.DTYPE,
-    causal: Annotated[
-        Optional[bool],
-        typer.Option("--causal/--full", help="The mask of a prefill kernel; full if not given."),
-    ] = None,
-    constant: Annotated[
-        Optional[list[str]], typer.Option("--constant", help="NAME=VALUE: set a tunable, as suites do.")
-    ] = None,
-    paths: KernelPaths = None,
-    block: Annotated[int, typer.Option("--block", help="The block whose timeline is shown.")] = 0,
-    wait: Annotated[
-        float, typer.Option("--wait", help="Estimated seconds it may take.")
-    ] = explain_shape.WAIT_S,
-    out: Annotated[
-        Optional[Path], typer.Option("--out", help="Also save explain.json and timeline.html in this folder.")
-    ] = None,
-) -> None:
-    """Run a kernel once on the CPU machine and say, line by line, what it did."""
-    from experiments import explain as explaining  # here, because it imports Altair, which takes its time
-    from experiments import explain_text
-
-    request = explaining.Request(
-        kernel, shape, dtype, causal, tuple(constant or ()), tuple(paths or ()), block, wait
-    )
-    try:
-        document = explaining.explain(request)
-    except DeviceError as error:
-        fail(error)
-        raise SystemExit(1) from None
-    explain_text.show(console, document)
-    if out is None:
-        again = explaining.out_of(document, f"runs/explain-{document['kernel']}")
-        console.print(f"\nTo keep it for the dashboard: {escape(again)}", highlight=False, soft_wrap=True)
-    else:
-        for path in explaining.save(document, out):
-            console.print(f"Saved: {escape(str(path))}", highlight=False, soft_wrap=True)
-    if not explaining.holds(document):
-        raise SystemExit(1)
+for commands in (capacity, compare, diagnose, explain, export_cli, recommend_cli, tune_cli):
+    commands.register(app, console)
 
 
 @app.command()

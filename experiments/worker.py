@@ -64,9 +64,9 @@ def serve(
     try:
         import cuattn
         from cuattn import compile as compiler
+        from experiments.ab.pair import run_pair
         from experiments.case import run_case
         from experiments.catalog import catalog
-        from experiments.pair import run_pair
 
         machine = cuattn.open_machine(machine_name)
         if machine.name == "cpu":

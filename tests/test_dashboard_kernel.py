@@ -12,7 +12,7 @@ import pytest
 from dashboard_pages import APP, opener, specs, words
 
 from dashboard import charts_kernel, data, source_view, style
-from experiments import explain_read, explain_store
+from experiments.explain import facts, saved
 
 RECORDED = data.RECORDED / "cpu" / "explain"
 KERNELS = ("append", "copy", "flash", "paged", "standard")
@@ -21,7 +21,7 @@ KERNELS = ("append", "copy", "flash", "paged", "standard")
 @pytest.fixture(scope="module")
 def documents() -> dict[str, dict]:
     """The explanations that ship with the project."""
-    found = {path.parent.name: explain_store.read(path) for path in explain_store.find([RECORDED])}
+    found = {path.parent.name: saved.read(path) for path in saved.find([RECORDED])}
     assert tuple(sorted(found)) == KERNELS
     return found
 
@@ -35,15 +35,15 @@ def open_page(tmp_path, monkeypatch):
 def put(folder: Path, document: dict, **changes) -> Path:
     """The document, changed, in a folder of its own; returns the folder above it."""
     folder.mkdir(parents=True)
-    text = explain_store.dumped({**document, **changes})
-    (folder / explain_store.DOCUMENT).write_text(text, encoding="utf-8")
+    text = saved.dumped({**document, **changes})
+    (folder / saved.DOCUMENT).write_text(text, encoding="utf-8")
     return folder.parent
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_recorded_explanations_are_small_and_right(documents, kernel):
     document = documents[kernel]
-    assert (RECORDED / kernel / explain_store.DOCUMENT).stat().st_size < 100_000
+    assert (RECORDED / kernel / saved.DOCUMENT).stat().st_size < 100_000
     assert document["verdict"]["ok"] and all(row["equal"] for row in document["totals"])
     assert document["command"].endswith(f"--out experiments/recorded/cpu/explain/{kernel}")
 
@@ -138,7 +138,7 @@ def test_without_explanations_there_is_a_command(open_page):
 def test_an_unreadable_document_is_set_aside(open_page, tmp_path, documents, text, reason):
     runs = put(tmp_path / "runs" / "explain-append", documents["append"])
     (runs / "explain-cut é").mkdir()
-    (runs / "explain-cut é" / explain_store.DOCUMENT).write_text(text)
+    (runs / "explain-cut é" / saved.DOCUMENT).write_text(text)
     app = open_page("kernel", runs=runs)
     (warning,) = app.main.warning
     assert "explain-cut é" in warning.value and reason in warning.value
@@ -148,7 +148,7 @@ def test_an_unreadable_document_is_set_aside(open_page, tmp_path, documents, tex
 def test_own_explanations_come_first_and_newest_first(open_page, tmp_path, documents):
     for place, title in enumerate(("old", "new")):
         runs = put(tmp_path / "runs" / title, documents["flash"], title=title)
-        os.utime(runs / title / explain_store.DOCUMENT, (place, place))
+        os.utime(runs / title / saved.DOCUMENT, (place, place))
     app = open_page("kernel", runs=runs, shipped=RECORDED)
     assert app.selectbox(key="explained_on_flash").options == [
         "new", "old", f"{documents['flash']['title']} (recorded)"]
@@ -203,7 +203,7 @@ def test_sums_stand_beside_closed_forms_and_nothing_else_does(documents):
     closed = {row["label"]: row["closed_form"] for row in rows if row.get("closed_form") is not None}
     totals = {row["what"]: row["closed_form"] for row in documents["paged"]["totals"]}
     assert closed == {"loaded, in all": totals["bytes_loaded"], "stored, in all": totals["bytes_stored"]}
-    loaded = {row["label"]: row["bytes"] for row in rows if row.get("access") in explain_read.LOADS}
+    loaded = {row["label"]: row["bytes"] for row in rows if row.get("access") in facts.LOADS}
     assert sum(loaded.values()) == totals["bytes_loaded"]
     bar, tick, _ = chart.to_dict()["layer"]
     assert bar["mark"]["type"] == "bar" and bar["mark"]["fillOpacity"] < 0.3  # hollow: counted

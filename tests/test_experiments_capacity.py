@@ -12,9 +12,10 @@ from typer.testing import CliRunner
 
 from cuattn.devices import CARDS
 from cuattn.kernels import ROWS
-from experiments import capacity, capacity_kernels, cli, store
-from experiments.capacity import Question, figures, kv_bytes, largest_chunk, left, utilisation
-from experiments.capacity_kernels import largest_that, needs, notes
+from experiments import cli, store
+from experiments.capacity import batches, budget
+from experiments.capacity.batches import largest_that, needs, notes
+from experiments.capacity.budget import Question, figures, kv_bytes, largest_chunk, left, utilisation
 from experiments.models import by_numbers, changed, model, models
 from experiments.quantities import gb
 from experiments.words import UserError
@@ -28,7 +29,7 @@ def value(question: Question, name: str) -> float:
     return next(f.value for f in figures(question) if f.name == name)
 
 
-def need(question: Question, name: str) -> capacity_kernels.Need:
+def need(question: Question, name: str) -> batches.Need:
     return next(n for n in needs(question, [ROWS[name.split()[0]]]) if n.name == name)
 
 
@@ -78,12 +79,12 @@ def test_claim_42_where_attention_outweighs_the_projections():
     whole = by_numbers(layers=32, q_heads=32, head_dim=128, hidden=4096)
     assert value(Question(whole, 4096), "attention outweighs its projections from N") == 8192 == 2 * 4096
     for one in (whole, model("Llama-3.1-8B"), model("Qwen3-0.6B")):
-        n, wide = capacity.projections_crossing(one), one.q_heads * one.head_dim
+        n, wide = budget.projections_crossing(one), one.q_heads * one.head_dim
         projections = 2 * one.hidden * (2 * wide + 2 * one.kv_heads * one.head_dim)
         assert 4 * n * wide == pytest.approx(projections)
     llama = model("Llama-3.1-8B")
-    assert capacity.projections_crossing(llama) == 5120
-    assert 4 * capacity.weights_crossing(llama) * 32 * 128 * 32 == pytest.approx(2 * llama.params)
+    assert budget.projections_crossing(llama) == 5120
+    assert 4 * budget.weights_crossing(llama) * 32 * 128 * 32 == pytest.approx(2 * llama.params)
 
 
 def test_claim_25_the_example_and_its_pages():
@@ -91,8 +92,8 @@ def test_claim_25_the_example_and_its_pages():
     question = Question(model("Llama-2-7b-hf"), 4096, lengths=(500, 1000, 200))
     assert value(question, "contiguous cache in use") == pytest.approx(13.8, abs=0.05)
     assert value(question, "paged cache in use") == pytest.approx(100 * 1700 / (512 + 1008 + 208))
-    assert capacity.batch_kv_bytes(question, 3) == kv_bytes(question.model, "bfloat16", 512 + 1008 + 208)
-    assert capacity.batch_kv_bytes(question, 3, paged=False) == kv_bytes(question.model, "bfloat16", 3 * 4096)
+    assert budget.batch_kv_bytes(question, 3) == kv_bytes(question.model, "bfloat16", 512 + 1008 + 208)
+    assert budget.batch_kv_bytes(question, 3, paged=False) == kv_bytes(question.model, "bfloat16", 3 * 4096)
 
 
 def test_claim_1_the_scores():
@@ -136,7 +137,7 @@ def test_the_largest_batch_fits_and_one_more_does_not(name, card, context, lengt
         if most:
             assert need(replace(question, batch=most), found.name).total <= device.memory_bytes
             reached += 1
-        if most < capacity_kernels.MOST_SEQUENCES:
+        if most < batches.MOST_SEQUENCES:
             assert need(replace(question, batch=most + 1), found.name).total > device.memory_bytes
         assert found.family == "decode" or found.largest_contiguous <= most
     assert reached
@@ -165,13 +166,13 @@ def test_prefilling_a_few_at_once_takes_their_scratch_alone():
 
 def test_without_a_card_the_most_scratch_of_any_counts():
     question = Question(model("Llama-3.1-8B"), 32768)
-    able = capacity_kernels.able()
+    able = batches.able()
     assert "T4" not in {card.name for card in able}
     each = [need(replace(question, device=card), "paged").scratch for card in able]
     assert need(question, "paged").scratch == max(each) > min(each)
     assert need(question, "paged").largest is None
-    assert capacity_kernels.smallest_card(25 * 10**9).memory_bytes == 24 << 30
-    assert capacity_kernels.smallest_card(10**13) is None
+    assert batches.smallest_card(25 * 10**9).memory_bytes == 24 << 30
+    assert batches.smallest_card(10**13) is None
 
 
 @pytest.mark.parametrize(
@@ -195,7 +196,7 @@ def test_latent_and_windowed_caches():
     assert kv_bytes(gemma, "bfloat16", 1) == 344064
     wide = Question(gemma, 8192)
     assert value(wide, "one sequence, were only windows kept") == 344064 // 42 * (21 * 8192 + 21 * 4096)
-    assert capacity.windowed_kv_bytes(gemma, "bfloat16", 1000) == kv_bytes(gemma, "bfloat16", 1000)
+    assert budget.windowed_kv_bytes(gemma, "bfloat16", 1000) == kv_bytes(gemma, "bfloat16", 1000)
     assert any("21 of 42 layers" in note for note in notes(wide))
     assert any("more than the 8,192" in note for note in notes(Question(gemma, 8193)))
 
@@ -243,7 +244,7 @@ def test_numbers_of_ones_own():
         with pytest.raises(UserError):
             refused()
     unknown = Question(model("falcon-40b"), 4096)
-    kept = kv_bytes(unknown.model, "bfloat16", 4096) + capacity.RESERVE
+    kept = kv_bytes(unknown.model, "bfloat16", 4096) + budget.RESERVE
     assert value(unknown, "needed, without the weights") == kept
 
 

@@ -9,9 +9,10 @@ import pyarrow as pa
 import pytest
 from compared_rows import START, cpu_row, row
 
-from experiments import comparison, schema, store
-from experiments.gate import judge
-from experiments.statistics import SAME, SLOWER, UNDECIDED
+from experiments import schema, store
+from experiments.ab import comparison
+from experiments.ab.gate import judge
+from experiments.ab.statistics import SAME, SLOWER, UNDECIDED
 
 
 def compared(a: list[dict], b: list[dict], margin: float = 0.02) -> comparison.Comparison:

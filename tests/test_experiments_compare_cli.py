@@ -7,7 +7,7 @@ from commands import call
 from compared_rows import cpu_row, row
 
 from experiments import store
-from experiments.compare_cli import fraction
+from experiments.ab.cli import fraction
 from experiments.words import UserError
 
 

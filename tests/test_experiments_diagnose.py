@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from experiments import cli, diagnose_rows, store
-from experiments.diagnose import OPERATORS, check, diagnose
-from experiments.diagnose_rows import NONE, TOO_SMALL, UNTIMED, kernels
-from experiments.diagnose_rules import CAUSES, FACTS, RULES, THRESHOLDS
+from experiments import cli, store
+from experiments.diagnose import row_causes
+from experiments.diagnose.causes import OPERATORS, check, diagnose
+from experiments.diagnose.row_causes import NONE, TOO_SMALL, UNTIMED, kernels
+from experiments.diagnose.rules import CAUSES, FACTS, RULES, THRESHOLDS
 from experiments.suite import suite_names
 from experiments.words import UserError
 
@@ -189,8 +190,8 @@ def test_the_evidence_of_a_recorded_run_is_measured_against_its_device():
     standard = next(k for k in kernels(RECORDED / "h200" / "quick", "standard"))
     text = " ".join(e.full for e in standard.example.diagnosis.findings[0].evidence)
     assert "scratch ratio" in text and "4,377, the ceiling measured on this device" in text
-    assert diagnose_rows.ceiling("H100", RECORDED).source == "the datasheet's rate"
-    assert diagnose_rows.ceiling("some card", RECORDED) == diagnose_rows.Ceiling()
+    assert row_causes.ceiling("H100", RECORDED).source == "the datasheet's rate"
+    assert row_causes.ceiling("some card", RECORDED) == row_causes.Ceiling()
 
 
 SHAPE = {"family": "prefill", "b": 1, "h": 32, "hkv": 32, "m": 8192, "n": 8192, "d": 128, "dtype": "float16",
@@ -210,7 +211,7 @@ def row(kernel: str, **columns) -> dict:
     }
 
 
-def planted(tmp_path: Path, *rows: dict) -> list[diagnose_rows.Kernel]:
+def planted(tmp_path: Path, *rows: dict) -> list[row_causes.Kernel]:
     folder = tmp_path / "runs" / "planted"
     folder.mkdir(parents=True)
     manifest = {"run_id": "run", "suite": "planted"}

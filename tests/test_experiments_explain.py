@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from experiments import explain, explain_read, explain_shape, explain_store, explain_text, explain_timeline
 from experiments.catalog import catalog
-from experiments.explain import Request
+from experiments.explain import asking, explaining, facts, printing, saved, timelines
+from experiments.explain.explaining import Request
 from experiments.words import UserError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -45,15 +45,15 @@ def command(*words) -> subprocess.CompletedProcess:
 @pytest.fixture(scope="module")
 def documents() -> dict[str, dict]:
     """Every kernel explained at its default shape."""
-    return {name: explain.explain(Request(name)) for name in KERNELS}
+    return {name: explaining.explain(Request(name)) for name in KERNELS}
 
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_counts_equal_closed_forms_and_call_sites_add_up(documents, name):
     document = documents[name]
-    assert explain.holds(document) and all(row["equal"] for row in document["totals"])
+    assert explaining.holds(document) and all(row["equal"] for row in document["totals"])
     counted = {row["what"]: row["counted"] for row in document["totals"]}
-    for what, accesses in (("bytes_loaded", explain_read.LOADS), ("bytes_stored", explain_read.STORES)):
+    for what, accesses in (("bytes_loaded", facts.LOADS), ("bytes_stored", facts.STORES)):
         assert sum(s["bytes"] for s in document["sites"] if s["access"] in accesses) == counted[what]
     products = sum(s["instructions"] for s in document["sites"] if s["access"] == "mma")
     assert products == document["counters"]["mma"]
@@ -61,8 +61,8 @@ def test_counts_equal_closed_forms_and_call_sites_add_up(documents, name):
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_a_document_is_read_back_as_it_was_written(documents, tmp_path, name):
-    paths = explain.save(documents[name], tmp_path / "new" / name)
-    read = explain_store.read(paths[0])
+    paths = explaining.save(documents[name], tmp_path / "new" / name)
+    read = saved.read(paths[0])
     assert read == json.loads(json.dumps(read))
     assert read["command"].endswith(f"--out {tmp_path}/new/{name}")
     kept = {key: value for key, value in read.items() if key not in ("format", "schema_version", "command")}
@@ -75,25 +75,25 @@ def test_every_call_site_has_its_line_and_every_word_its_meaning(documents, name
     document = documents[name]
     glossary = document["glossary"]
     for site in document["sites"]:
-        assert explain_read.source_line(document, site)
+        assert facts.source_line(document, site)
         assert site["access"] in glossary["accesses"]
-    assert set(explain_read.SUMMED) <= set(glossary["columns"])
-    assert set(explain_timeline.QUANTITIES) == set(glossary["steps"])
+    assert set(facts.SUMMED) <= set(glossary["columns"])
+    assert set(timelines.QUANTITIES) == set(glossary["steps"])
     assert set(document["counters"]) == set(glossary["counters"])
 
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_the_text_says_it_all(documents, name):
     console = Console(width=160, record=True, file=open("/dev/null", "w"))
-    explain_text.show(console, documents[name])
+    printing.show(console, documents[name])
     text = console.export_text()
     assert "What it requested is what its cost says, to the byte." in text and "The result is right." in text
-    for site in explain_read.merged(documents[name]["sites"], explain_read.GLOBAL):
-        assert explain_read.place(site) in text and f"{site['bytes']:,}" in text
+    for site in facts.merged(documents[name]["sites"], facts.GLOBAL):
+        assert facts.place(site) in text and f"{site['bytes']:,}" in text
 
 
 def sites_of(document, indices) -> set[str]:
-    return {explain_read.source_line(document, document["sites"][i]) for i in indices}
+    return {facts.source_line(document, document["sites"][i]) for i in indices}
 
 
 def test_shared_memory_names_who_writes_and_reads_each_member(documents):
@@ -110,22 +110,22 @@ def test_shared_memory_names_who_writes_and_reads_each_member(documents):
 
 def test_a_union_is_named_and_a_launch_without_shared_memory_says_so(documents):
     paged, combine = documents["paged"]["shared"]
-    assert any("ring and state share bytes" in line for line in explain_read.notes(paged))
+    assert any("ring and state share bytes" in line for line in facts.notes(paged))
     assert combine["why"] == "it uses no shared memory" and combine["struct"] is None
 
 
 def test_the_timeline_follows_the_loop(documents):
-    steps = explain.explain(Request("flash", "M=128,N=1024"))["timeline"]["steps"]
-    (group,) = explain_timeline.groups(steps)
+    steps = explaining.explain(Request("flash", "M=128,N=1024"))["timeline"]["steps"]
+    (group,) = timelines.groups(steps)
     assert group.warps == (0, 1, 2, 3)
     loop = max(group.folds, key=lambda fold: fold.times)
     assert loop.times == 1024 // 64 - 1 and loop.pattern[0]["ended_by"] == "block barrier"
-    assert any(f"×{loop.times}: copied" in line for line in explain_timeline.lines(steps))
+    assert any(f"×{loop.times}: copied" in line for line in timelines.lines(steps))
 
 
 def test_another_block_is_another_timeline():
     shape = "M=256,N=256,H=2"
-    first, last = (explain.explain(Request("flash", shape, causal=True, block=block)) for block in (0, 3))
+    first, last = (explaining.explain(Request("flash", shape, causal=True, block=block)) for block in (0, 3))
     steps = [len(document["timeline"]["steps"]) for document in (first, last)]
     assert steps[0] > steps[1]  # with a causal mask the longest tiles start first
     assert "--block 3" in last["command"] and "--causal" in last["command"]
@@ -133,10 +133,10 @@ def test_another_block_is_another_timeline():
 
 
 def test_launches_that_do_the_same_are_told_once():
-    document = explain.explain(Request("standard", "N=64", constants=("head_group=1", "score=input")))
+    document = explaining.explain(Request("standard", "N=64", constants=("head_group=1", "score=input")))
     assert len(document["plan"]["launches"]) == 12
     assert document["constants"] == {"head_group": 1, "score": "input"}
-    groups = explain_timeline.groups(document["timeline"]["steps"])
+    groups = timelines.groups(document["timeline"]["steps"])
     assert {group.launches for group in groups} == {(0, 3, 6, 9), (1, 4, 7, 10), (2, 5, 8, 11)}
     assert len(document["timeline"]["chart"]["vconcat"]) == 3
 
@@ -144,14 +144,14 @@ def test_launches_that_do_the_same_are_told_once():
 @pytest.mark.parametrize("name, shape", [("flash", "M=0"), ("flash", "B=0"), ("flash", "M=3,N=0"),
                                          ("paged", "B=1,N=0"), ("copy", "n=0")])
 def test_nothing_to_do_is_explained_too(name, shape, tmp_path):
-    document = explain.explain(Request(name, shape))
-    assert explain.holds(document)
-    explain.save(document, tmp_path)
-    assert explain_store.read(tmp_path / explain_store.DOCUMENT)["kernel"] == name
+    document = explaining.explain(Request(name, shape))
+    assert explaining.holds(document)
+    explaining.save(document, tmp_path)
+    assert saved.read(tmp_path / saved.DOCUMENT)["kernel"] == name
 
 
 STEP = st.fixed_dictionaries({
-    **{name: st.sampled_from([0, 64]) for name in explain_timeline.QUANTITIES},
+    **{name: st.sampled_from([0, 64]) for name in timelines.QUANTITIES},
     "ended_by": st.sampled_from(["block barrier", "exit"]),
     "file": st.just("x.cu"),
     "line": st.integers(1, 2),
@@ -160,17 +160,17 @@ STEP = st.fixed_dictionaries({
 
 @given(st.lists(STEP, max_size=30))
 def test_folded_steps_unfold_to_what_they_were(steps):
-    folds = explain_timeline.folded(steps)
+    folds = timelines.folded(steps)
     assert [step for fold in folds for step in fold.pattern * fold.times] == steps
     assert [fold.first for fold in folds] == [sum(len(f.pattern) * f.times for f in folds[:i])
                                               for i in range(len(folds))]
 
 
 def test_loops_with_several_barriers_fold():
-    step = {**dict.fromkeys(explain_timeline.QUANTITIES, 0), "ended_by": "block barrier", "file": "x.cu"}
+    step = {**dict.fromkeys(timelines.QUANTITIES, 0), "ended_by": "block barrier", "file": "x.cu"}
     two = [{**step, "line": 1}, {**step, "line": 2}]
-    folds = explain_timeline.folded([*two * 7, {**step, "line": 3}])
-    assert [(len(fold.pattern), fold.times, explain_timeline.numbered(fold)) for fold in folds] == [
+    folds = timelines.folded([*two * 7, {**step, "line": 3}])
+    assert [(len(fold.pattern), fold.times, timelines.numbered(fold)) for fold in folds] == [
         (2, 7, "steps 0 to 13"), (1, 1, "step 14")]
 
 
@@ -179,15 +179,15 @@ def test_loops_with_several_barriers_fold():
     ("launch", (0, 3, 6), "launches 0, 3 and 6"),
 ])
 def test_numbers_read_well(thing, which, said):
-    assert explain_timeline.named(thing, which) == said
+    assert timelines.named(thing, which) == said
 
 
 def test_letters_left_out_take_sensible_values():
     flash, append = (catalog()[name] for name in ("flash", "append"))
-    assert explain_shape.letters_of(flash, "") == {"B": 1, "M": 128, "N": 256, "H": 4, "HKV": 2, "D": 64}
-    given = explain_shape.letters_of(flash, "n=32, H=3")
+    assert asking.letters_of(flash, "") == {"B": 1, "M": 128, "N": 256, "H": 4, "HKV": 2, "D": 64}
+    given = asking.letters_of(flash, "n=32, H=3")
     assert given == {"B": 1, "M": 32, "N": 32, "H": 3, "HKV": 1, "D": 64}
-    assert explain_shape.letters_of(append, "PAGE=4")["page"] == 4
+    assert asking.letters_of(append, "PAGE=4")["page"] == 4
 
 
 MISTAKES = {
@@ -216,7 +216,7 @@ MISTAKES = {
 def test_a_mistake_is_one_sentence(what):
     request, sentence = MISTAKES[what]
     with pytest.raises(UserError, match=sentence) as raised:
-        explain.explain(request)
+        explaining.explain(request)
     assert "\n" not in str(raised.value)
 
 
@@ -235,7 +235,7 @@ def test_a_kernel_from_outside_that_is_wrong_is_shown_and_fails(tmp_path):
     assert done.returncode == 1
     assert "What it requested is NOT what its cost says" in done.stdout
     assert "The result is WRONG" in done.stdout
-    document = explain_store.read(tmp_path / "out" / explain_store.DOCUMENT)
+    document = saved.read(tmp_path / "out" / saved.DOCUMENT)
     assert [(row["what"], row["equal"]) for row in document["totals"]] == [
         ("launches", True), ("bytes_loaded", False), ("bytes_stored", True)]
     assert document["files"][str(tmp_path / "mine.cu")].startswith("#include")
@@ -256,8 +256,8 @@ def test_bank_conflicts_are_told_of_the_line_that_has_them(tmp_path):
     path = mine(tmp_path, "Smem& s = dynamic_smem<Smem>();\nstore_shared(&s.x[32 * threadIdx.x], 1.f);\n"
                           "if (threadIdx.x < 31) store_shared(&s.x[threadIdx.x + 1], 1.f);")
     command("mine", "--kernel", path, "--shape", "M=32,N=16,H=1", "--out", tmp_path / "out")
-    document = explain_store.read(tmp_path / "out" / explain_store.DOCUMENT)
-    sites = explain_read.merged(document["sites"], explain_read.SHARED)
+    document = saved.read(tmp_path / "out" / saved.DOCUMENT)
+    sites = facts.merged(document["sites"], facts.SHARED)
     told = [(site["line"], site["wavefronts"], site["conflicts"]) for site in sites]
     assert told == [(6, 32, 31), (7, 1, 0)]
     (member,) = document["shared"][0]["members"]
@@ -277,9 +277,9 @@ def test_a_race_is_found_and_leaves_no_explanation(tmp_path):
 @pytest.mark.parametrize("races", [True, False])
 def test_the_machine_looks_for_races_afterwards_as_it_did_before(cpu, monkeypatch, races):
     monkeypatch.setattr(cpu, "races", races)
-    document = explain.explain(Request("flash", "M=16,N=16"))
+    document = explaining.explain(Request("flash", "M=16,N=16"))
     assert cpu.races is races
-    assert "No race in shared memory was found" in explain_read.sentences(document)[-1]
+    assert "No race in shared memory was found" in facts.sentences(document)[-1]
 
 
 def test_the_command_prints_and_saves_only_where_asked(tmp_path):
@@ -289,6 +289,6 @@ def test_the_command_prints_and_saves_only_where_asked(tmp_path):
     assert last.startswith("To keep it for the dashboard: python -m experiments explain append --shape B=2")
     done = command("append", "--out", tmp_path / "kept")
     assert [line for line in done.stdout.splitlines() if line.startswith("Saved: ")] == [
-        f"Saved: {tmp_path / 'kept' / name}" for name in (explain_store.DOCUMENT, explain_store.TIMELINE)]
+        f"Saved: {tmp_path / 'kept' / name}" for name in (saved.DOCUMENT, saved.TIMELINE)]
     done = command("append", "--shape", "Z=1")
     assert done.returncode == 2 and done.stdout.startswith("error: --shape: 'Z' means nothing")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments import explain, explain_store
 from experiments.disk import StoreError
+from experiments.explain import explaining, saved
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -18,21 +18,21 @@ ROOT = Path(__file__).resolve().parent.parent
 @pytest.fixture(scope="module")
 def document() -> dict:
     """What a small kernel did."""
-    return explain.explain(explain.Request("append"))
+    return explaining.explain(explaining.Request("append"))
 
 
 def test_a_folder_of_something_else_is_left_alone(document, tmp_path):
     (tmp_path / "thesis.txt").write_text("years of work")
     with pytest.raises(StoreError, match="not empty and holds no explanation"):
-        explain.save(document, tmp_path)
+        explaining.save(document, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
     for _ in range(2):  # an explanation is replaced by a newer one
-        explain.save(document, tmp_path / "kept")
+        explaining.save(document, tmp_path / "kept")
 
 
 def changed(document: dict, *path, value) -> str:
     """The document as text with one value replaced."""
-    copy = json.loads(json.dumps({"format": explain_store.FORMAT, "schema_version": 1, **document}))
+    copy = json.loads(json.dumps({"format": saved.FORMAT, "schema_version": 1, **document}))
     inner = copy
     for key in path[:-1]:
         inner = inner[key]
@@ -60,26 +60,27 @@ BROKEN = {
 @pytest.mark.parametrize("how", BROKEN)
 def test_a_broken_document_is_a_sentence(document, tmp_path, how):
     text, sentence = BROKEN[how]
-    path = tmp_path / explain_store.DOCUMENT
+    path = tmp_path / saved.DOCUMENT
     path.write_text(text(document), encoding="utf-8")
     with pytest.raises(StoreError, match=sentence):
-        explain_store.read(path)
+        saved.read(path)
 
 
 def test_no_number_is_written_that_json_does_not_have():
     with pytest.raises(ValueError):
-        explain_store.dumped({"a": [1.0, float("inf")]})
+        saved.dumped({"a": [1.0, float("inf")]})
 
 
 def test_documents_are_found_below_folders(document, tmp_path):
     for folder in ("b/explain-flash", "a", ".hidden"):
-        explain.save(document, tmp_path / folder)
-    assert explain_store.find([tmp_path, tmp_path / "nowhere"]) == [
-        tmp_path / "a" / explain_store.DOCUMENT, tmp_path / "b/explain-flash" / explain_store.DOCUMENT]
+        explaining.save(document, tmp_path / folder)
+    assert saved.find([tmp_path, tmp_path / "nowhere"]) == [
+        tmp_path / "a" / saved.DOCUMENT, tmp_path / "b/explain-flash" / saved.DOCUMENT]
 
 
 def test_reading_imports_no_kernel():
-    code = ("import sys, experiments.explain_store, experiments.explain_read, experiments.explain_timeline; "
+    code = ("import sys, experiments.explain.saved, experiments.explain.facts, "
+            "experiments.explain.timelines; "
             "print([name for name in sys.modules if name.startswith('cuattn')])")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     assert done.stdout.strip() == "[]"

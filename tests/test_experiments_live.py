@@ -9,9 +9,10 @@ import pytest
 from commands import call
 from planted import finished, plant
 
-from experiments import environment, live, live_cli
+from experiments import environment
+from experiments.ab import live, live_cli
+from experiments.ab.live import Subject
 from experiments.catalog import catalog
-from experiments.live import Subject
 from experiments.suite import load_suite
 from experiments.words import UserError
 from experiments.worker import Worker

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from test_experiments_case import APPEND, DECODE, PREFILL, PROBE, PlayedGpu
 
-from experiments import environment, pair, subjects
+from experiments import environment, subjects
+from experiments.ab import pair
 from experiments.catalog import catalog
 from experiments.suite import Repeat
 from experiments.worker import Worker

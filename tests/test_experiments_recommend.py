@@ -13,13 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cuattn.devices import CARDS
-from experiments import choosing, recommend, recommend_cli, store
-from experiments.capacity import Question
+from experiments import store
+from experiments.capacity.budget import Question
 from experiments.catalog import catalog, current_hashes
-from experiments.choosing import REACH, Cell, Layout, bracket, estimate, trusted
-from experiments.diagnose_rows import Ceiling
+from experiments.choosing import recommend, recommend_cli, stored_times
+from experiments.choosing.recommend import Asked, Offer
+from experiments.choosing.stored_times import REACH, Cell, Layout, bracket, estimate, trusted
+from experiments.diagnose.row_causes import Ceiling
 from experiments.models import by_numbers, model
-from experiments.recommend import Asked, Offer
 from experiments.store import RECORDED
 from experiments.suite import load_suite
 from experiments.words import UserError
@@ -83,10 +84,10 @@ def held_out(rows, peers: bool, spoil=lambda rest, best: rest) -> list[float]:
     ratios = []
     cell = ["family", "model", "b", "n", "causal"]
     for (family, name, b, n, causal), part in rows.groupby(cell, dropna=False):
-        (cells,) = choosing.grids(part).values()
+        (cells,) = stored_times.grids(part).values()
         times = {c: found[b, n].time_us for c, found in cells.items() if peers or KNOWN[c.kernel].row}
         rest = rows.drop(part.index)
-        keep = [choosing.candidate_of(line) in times for line in rest.to_dict("records")]
+        keep = [stored_times.candidate_of(line) in times for line in rest.to_dict("records")]
         rest = spoil(rest[keep], min(times, key=times.get))
         if len(times) < 2 or rest.empty:
             continue
@@ -122,7 +123,7 @@ def test_where_no_one_choice_serves_cells_left_out_are_still_chosen_for(frame, s
     rows = trusted(frame(*rows), KNOWN)
     ratios = held_out(rows, True)
     assert len(ratios) == 18 and sum(ratio <= 1.05 for ratio in ratios) >= 0.9 * len(ratios)
-    (cells,) = choosing.grids(rows).values()
+    (cells,) = stored_times.grids(rows).values()
     places = next(iter(cells.values()))
     best = {place: min(found[place].time_us for found in cells.values()) for place in places}
     for found in cells.values():
@@ -217,7 +218,7 @@ def test_what_was_set_aside_is_counted(frame):
     rows = frame(timed("a", "flash", 1, 1024, 5), timed("b", "flash", 1, 2048, 5, source_hash="0" * 12),
                  timed("c", "flash", 1, 4096, None, status="oom"),
                  timed("d", "flash", 1, 8192, 5, device="L4"))
-    assert choosing.set_aside(rows, KNOWN, "H200") == {"stale": 1, "oom": 1}
+    assert stored_times.set_aside(rows, KNOWN, "H200") == {"stale": 1, "oom": 1}
 
 
 def test_the_newest_row_of_a_case_counts(frame):
@@ -229,7 +230,7 @@ def test_the_newest_row_of_a_case_counts(frame):
 def test_times_of_two_cards_are_refused(frame):
     rows = frame(timed("a", "flash", 1, 1024, 50), timed("b", "flash", 1, 1024, 50, device="L4"))
     with pytest.raises(ValueError, match="one device"):
-        choosing.grids(trusted(rows, KNOWN))
+        stored_times.grids(trusted(rows, KNOWN))
 
 
 def test_what_does_not_fit_is_ruled_out_with_a_sentence(frame):
@@ -259,13 +260,13 @@ def test_peers_are_shown_and_chosen_only_when_asked(frame):
 
 def test_near_times_are_decided_by_memory_then_by_habit():
     def offer(page, us, total, constants=""):
-        return Offer(choosing.Candidate("paged", constants, page), us, "measured", total)
+        return Offer(stored_times.Candidate("paged", constants, page), us, "measured", total)
 
     assert recommend.pick([offer(256, 100, 200), offer(16, 101, 150)], 16).candidate.page == 16
     assert recommend.pick([offer(256, 100, 200), offer(16, 103, 150)], 16).candidate.page == 256
     alike = [offer(1, 100, 200), offer(64, 101, 200), offer(16, 101.9, 201)]
     alike.append(offer(16, 100, 200, '{"warps": 2}'))
-    assert recommend.pick(alike, 16).candidate == choosing.Candidate("paged", "", 16)
+    assert recommend.pick(alike, 16).candidate == stored_times.Candidate("paged", "", 16)
     assert recommend.pick(alike, 128).candidate.page == 64
     assert recommend.pick([], 16) is None
 
@@ -336,7 +337,7 @@ def test_a_modelled_answer_says_how_to_measure_it_and_that_works(command, tmp_pa
 def test_the_written_suite_of_a_model_by_numbers_has_its_heads(tmp_path):
     q = replace(asked(1, 4096).question, model=by_numbers(layers=2, q_heads=6, kv_heads=2, head_dim=64))
     path = tmp_path / "own.toml"
-    path.write_text(recommend_cli.suite_text(Asked(q, 1), choosing.FAMILIES, KNOWN))
+    path.write_text(recommend_cli.suite_text(Asked(q, 1), stored_times.FAMILIES, KNOWN))
     prefill, decode = load_suite(str(path)).gpu
     assert prefill.axes["h"] == decode.axes["h"] == [6] and prefill.axes["causal"] == [True]
     line = recommend_cli.command_line(Asked(q, 1, causal=False))

@@ -10,8 +10,16 @@ import numpy as np
 import pytest
 
 from cuattn import timing
-from experiments import statistics
-from experiments.statistics import FASTER, SAME, SLOWER, UNDECIDED, Interval, paired_ratio, ratio_of_medians
+from experiments.ab import statistics
+from experiments.ab.statistics import (
+    FASTER,
+    SAME,
+    SLOWER,
+    UNDECIDED,
+    Interval,
+    paired_ratio,
+    ratio_of_medians,
+)
 
 MARGIN = 0.02
 

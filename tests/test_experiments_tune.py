@@ -16,8 +16,10 @@ from commands import call
 from cuattn import binding, tuned
 from cuattn.kernels import ROWS
 from experiments import case as case_module
-from experiments import cli, environment, pair, store, tune_cli, tuning
+from experiments import cli, environment, store
+from experiments.ab import pair
 from experiments.catalog import PEERS, catalog
+from experiments.choosing import tune_cli, tuning
 from experiments.costs import constants_of, shape_of
 from experiments.suite import AXES, Repeat, load_suite, suite_names
 from experiments.sweep import cases_of

@@ -8,8 +8,8 @@ import pandas as pd
 import streamlit as st
 
 from dashboard import charts_kernel, data, source_view, views
-from experiments import explain_timeline
-from experiments.explain_read import FULL, FULL_MEANS, GLOBAL, notes, sentences
+from experiments.explain import timelines
+from experiments.explain.facts import FULL, FULL_MEANS, GLOBAL, notes, sentences
 
 MAKE_ONE = "python -m experiments explain flash --out runs/explain-flash"
 
@@ -153,14 +153,14 @@ def steps(document: dict) -> None:
         st.info("No launch has such a block.")
         return
     entries = {step["launch"]: step["entry"] for step in taken}
-    names = {f"{explain_timeline.named('launch', launches)}, {entries[first]}": first
-             for first, launches in explain_timeline.alike(taken).items()}
+    names = {f"{timelines.named('launch', launches)}, {entries[first]}": first
+             for first, launches in timelines.alike(taken).items()}
     launch = names[views.choose("Launch", list(names), "explained_launch")]
     mine = [step for step in taken if step["launch"] == launch]
     views.draw(charts_kernel.timeline(document, launch), "timeline",
                "Between its barriers no warp copied, loaded or multiplied anything.")
     with st.expander("The same as text", icon=":material/notes:"):
-        st.code("\n".join(explain_timeline.lines(mine)), language=None, wrap_lines=True)
+        st.code("\n".join(timelines.lines(mine)), language=None, wrap_lines=True)
     views.behind(pd.DataFrame(mine), "steps", [document["command"]])
 
 

@@ -20,7 +20,7 @@ from cuattn.kernels.base import (
     Unsupported,
     ceil_div,
 )
-from experiments.capacity import Question, batch_kv_bytes, kv_bytes, weights_bytes
+from experiments.capacity.budget import Question, batch_kv_bytes, kv_bytes, weights_bytes
 from experiments.costs import LSE_BYTES
 from experiments.quantities import gb
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from experiments.diagnose_rules import CAUSES, FACTS, LAUNCH_US, RULES, THRESHOLDS, Rule
+from experiments.diagnose.rules import CAUSES, FACTS, LAUNCH_US, RULES, THRESHOLDS, Rule
 from experiments.quantities import gb
 from experiments.suite import suite_names
 from experiments.words import UserError

@@ -13,8 +13,8 @@ from typing import Any
 
 import pandas as pd
 
-from experiments import statistics
-from experiments.statistics import Interval
+from experiments.ab import statistics
+from experiments.ab.statistics import Interval
 
 COUNTED = (
     "counted_launches",

@@ -21,8 +21,9 @@ from cuattn.kernels.probes import MMA_FLOPS
 from cuattn.layout import LayoutUnknown, shared_layout
 from cuattn.machine import Counters
 from cuattn.paths import KERNELS
-from experiments import explain_shape, explain_store, explain_timeline, subjects
+from experiments import subjects
 from experiments.catalog import PEERS, Entry, catalog
+from experiments.explain import asking, saved, timelines
 from experiments.words import UserError, nearest
 
 READS = ("shared load", "ldmatrix", "shared atomic")  # of shared memory, among cpu_trace.ACCESSES
@@ -39,7 +40,7 @@ class Request:
     ----------
     kernel : str
     shape : str
-        Pairs as in `explain_shape.letters_of`.
+        Pairs as in `asking.letters_of`.
     dtype : str
     causal : bool, optional
         None where nothing was said, which is full attention.
@@ -55,12 +56,12 @@ class Request:
 
     kernel: str
     shape: str = ""
-    dtype: str = explain_shape.DTYPE
+    dtype: str = asking.DTYPE
     causal: bool | None = None
     constants: tuple[str, ...] = ()
     paths: tuple[str, ...] = ()
     block: int = 0
-    wait_s: float = explain_shape.WAIT_S
+    wait_s: float = asking.WAIT_S
 
 
 def explain(request: Request, machine=None) -> dict[str, Any]:
@@ -80,10 +81,10 @@ def explain(request: Request, machine=None) -> dict[str, Any]:
         The kernel does something it must not, a race in shared memory included.
     """
     entry = _entry(request)
-    letters = explain_shape.letters_of(entry, request.shape)
-    constants = explain_shape.constants_of(request.constants)
-    params = explain_shape.params_for(entry, letters, request.dtype, request.causal, constants)
-    explain_shape.check_size(params, request.wait_s)
+    letters = asking.letters_of(entry, request.shape)
+    constants = asking.constants_of(request.constants)
+    params = asking.params_for(entry, letters, request.dtype, request.causal, constants)
+    asking.check_size(params, request.wait_s)
     try:
         machine = cuattn.open_machine("cpu") if machine is None else machine
         subject = subjects.make(machine, params, entry, lambda: None)
@@ -108,7 +109,7 @@ def explain(request: Request, machine=None) -> dict[str, Any]:
         "intensity": _intensity(counters, cost),
         "sites": sites, "shared": shared,
         "timeline": {"block": request.block, "steps": steps,
-                     "chart": explain_timeline.whole(steps, f"{entry.name} · {title}").to_dict()},
+                     "chart": timelines.whole(steps, f"{entry.name} · {title}").to_dict()},
         "files": _files([*(launch.file for launch in launches), *(site["file"] for site in sites)]),
         "glossary": {"accesses": dict(ACCESSES), "columns": dict(COLUMNS), "steps": dict(STEP_COLUMNS),
                      "counters": counter_meanings()},
@@ -257,9 +258,8 @@ def save(document: Mapping[str, Any], folder: Path) -> list[Path]:
     StoreError
     """
     steps, title = document["timeline"]["steps"], f"{document['kernel']} · {document['title']}"
-    page = explain_timeline.page(explain_timeline.whole(steps, title), title, explain_timeline.lines(steps))
-    saved = {**document, "command": out_of(document, folder)}
-    return explain_store.write(folder, saved, page)
+    page = timelines.page(timelines.whole(steps, title), title, timelines.lines(steps))
+    return saved.write(folder, {**document, "command": out_of(document, folder)}, page)
 
 
 def out_of(document: Mapping[str, Any], folder: str | Path) -> str:

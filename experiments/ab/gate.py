@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from experiments.comparison import Comparison
-from experiments.statistics import SLOWER, may_be_slower
+from experiments.ab.comparison import Comparison
+from experiments.ab.statistics import SLOWER, may_be_slower
 from experiments.words import several
 
 

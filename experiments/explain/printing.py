@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from experiments import explain_timeline
-from experiments.explain_read import (
+from experiments.explain import timelines
+from experiments.explain.facts import (
     FULL,
     FULL_MEANS,
     GLOBAL,
@@ -39,7 +39,7 @@ def show(console: Console, document: Mapping[str, Any]) -> None:
     console.print(f"[bold]Timeline of block {document['timeline']['block']}[/], steps between barriers",
                   highlight=False)
     console.print("what happened in which order; no time is modelled", style="dim")
-    for line in explain_timeline.lines(document["timeline"]["steps"]) or ["no launch has such a block"]:
+    for line in timelines.lines(document["timeline"]["steps"]) or ["no launch has such a block"]:
         console.print(escape(line), highlight=False, soft_wrap=True)
 
 

@@ -23,7 +23,7 @@ from cuattn.kernels.base import ELEMENT_BYTES, ceil_div
 from experiments import store
 from experiments.catalog import PEERS
 from experiments.costs import array_bytes
-from experiments.diagnose import Diagnosis, Value, diagnose
+from experiments.diagnose.causes import Diagnosis, Value, diagnose
 from experiments.quantities import gb
 from experiments.words import UserError, nearest
 

@@ -9,9 +9,10 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from experiments import diagnose_rows, tables
-from experiments.diagnose import Diagnosis, Finding, check, describe, diagnose
-from experiments.diagnose_rules import CAUSES, FACTS, YES_NO
+from experiments import tables
+from experiments.diagnose import row_causes
+from experiments.diagnose.causes import Diagnosis, Finding, check, describe, diagnose
+from experiments.diagnose.rules import CAUSES, FACTS, YES_NO
 from experiments.quantities import parse_bytes
 from experiments.words import UserError
 
@@ -70,7 +71,7 @@ def register(app: typer.Typer, console: Console) -> None:
             if numbers:
                 raise UserError(f"diagnose: expected a run or numbers, got both; leave {run} or "
                                 f"{FACTS[next(iter(numbers))].option} out")
-            _print_rows(console, diagnose_rows.kernels(run, kernel), kernel is not None)
+            _print_rows(console, row_causes.kernels(run, kernel), kernel is not None)
             return
         if kernel is not None:
             raise UserError("--kernel: only means something with a run; name its folder")
@@ -123,7 +124,7 @@ def _proof(finding: Finding) -> str:
     return f"no suite yet ({', '.join(CAUSES[finding.cause].suites)})"
 
 
-def _print_rows(console: Console, kernels: list[diagnose_rows.Kernel], each: bool) -> None:
+def _print_rows(console: Console, kernels: list[row_causes.Kernel], each: bool) -> None:
     for run, device in dict.fromkeys((k.run, k.device) for k in kernels):
         table = tables.new_table(f"Inferred from the run {run} on {device}", LEGEND)
         table.add_column("kernel", no_wrap=True)
@@ -140,13 +141,13 @@ def _print_rows(console: Console, kernels: list[diagnose_rows.Kernel], each: boo
                 console.print(_cases(kernel))
 
 
-def _rows(kernel: diagnose_rows.Kernel) -> str:
+def _rows(kernel: row_causes.Kernel) -> str:
     if not kernel.judged:
         return f"{len(kernel.cases)}"
     return f"{kernel.judged[kernel.verdict]} of {kernel.judged.total()}"
 
 
-def _verdict(kernel: diagnose_rows.Kernel) -> list[str]:
+def _verdict(kernel: row_causes.Kernel) -> list[str]:
     case = kernel.example
     where = f"[dim]{escape(case.label)}[/]\n"
     first = next((f for f in case.diagnosis.findings if f.cause == kernel.verdict), None)
@@ -159,7 +160,7 @@ def _verdict(kernel: diagnose_rows.Kernel) -> list[str]:
     return [f"{kernel.verdict}{more}", where + escape(looked), "", ""]
 
 
-def _cases(kernel: diagnose_rows.Kernel):
+def _cases(kernel: row_causes.Kernel):
     table = tables.new_table(f"{kernel.name}, row by row: inferred")
     for head in ("row", "inferred", "evidence"):
         table.add_column(head, overflow="fold")

@@ -12,7 +12,8 @@ from typing import Any
 
 from cuattn import timing, tuned
 from cuattn.kernels.base import Unsupported
-from experiments import environment, statistics, subjects
+from experiments import environment, subjects
+from experiments.ab import statistics
 from experiments.case import classify
 from experiments.suite import Repeat
 

@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from cuattn.devices import CARDS, Device, lookup
-from experiments import capacity, capacity_kernels, tables
+from experiments import tables
+from experiments.capacity import batches, budget
 from experiments.catalog import catalog
 from experiments.lengths import read_lengths
 from experiments.models import Model, by_numbers, changed, model
@@ -65,7 +66,7 @@ def register(app: typer.Typer, console: Console) -> None:
             {"batch": batch, "prefill_batch": prefill_batch, "page": page, "chunk": chunk, **numbers}
         )
         device = asked_card(card)
-        question = capacity.Question(
+        question = budget.Question(
             asked_model(name, {**numbers, "params": params and parse_count(params, "--params")}),
             parse_tokens(context, "--context"), dtype, weights_dtype or "", device,
             parse_bytes(memory, "--memory") if memory else device and device.memory_bytes,
@@ -77,7 +78,7 @@ def register(app: typer.Typer, console: Console) -> None:
 
 def check_counts(counts: dict[str, int | None]) -> None:
     """Refuses an option's count that is below 1 or beyond all use."""
-    most = {"batch": capacity_kernels.MOST_SEQUENCES}
+    most = {"batch": batches.MOST_SEQUENCES}
     for name, value in counts.items():
         option = "--" + {"q_heads": "heads"}.get(name, name).replace("_", "-")
         if value is not None and not 1 <= value <= most.get(name, 1 << 24):
@@ -121,7 +122,7 @@ def _lengths(text: str | None) -> tuple[int, ...]:
     return tuple(read_lengths(text))
 
 
-def _print(console: Console, question: capacity.Question, rows) -> None:
+def _print(console: Console, question: budget.Question, rows) -> None:
     q = question
     on = f" on {q.device.name}" if q.device else ""
     title = f"Capacity of {escape(q.model.name)}{on}, {q.context:,} tokens, {q.dtype}: modelled"
@@ -131,15 +132,15 @@ def _print(console: Console, question: capacity.Question, rows) -> None:
     table.add_column("", justify="right", no_wrap=True)
     table.add_column("formula", overflow="fold")
     table.add_column("with numbers", overflow="fold")
-    for figure in capacity.figures(q):
+    for figure in budget.figures(q):
         table.add_row(figure.name, _value(figure), figure.formula, figure.numbers)
     console.print(table)
-    console.print(_kernels(q, capacity_kernels.needs(q, rows)))
-    for note in capacity_kernels.notes(q):
+    console.print(_kernels(q, batches.needs(q, rows)))
+    for note in batches.notes(q):
         console.print(f"Note: {escape(note)}", highlight=False, soft_wrap=True)
 
 
-def _value(figure: capacity.Figure) -> str:
+def _value(figure: budget.Figure) -> str:
     if figure.unit == "B":
         return gb(figure.value)
     if figure.unit == "tokens":
@@ -147,7 +148,7 @@ def _value(figure: capacity.Figure) -> str:
     return f"{figure.value:.3g} {figure.unit}"
 
 
-def _kernels(q: capacity.Question, needs: list[capacity_kernels.Need]):
+def _kernels(q: budget.Question, needs: list[batches.Need]):
     at_once = min(q.batch, q.prefill_batch or q.batch)
     caption = (
         f"Total: weights, KV of batch {q.batch:,}, reserve, Q, O and LSE, scratch. Prefill computes "
@@ -178,9 +179,9 @@ def _kernels(q: capacity.Question, needs: list[capacity_kernels.Need]):
     return table
 
 
-def _reach(q: capacity.Question, need: capacity_kernels.Need) -> list[str]:
+def _reach(q: budget.Question, need: batches.Need) -> list[str]:
     if q.memory is None:
-        card = capacity_kernels.smallest_card(need.total)
+        card = batches.smallest_card(need.total)
         return [f"{card.name}, {gib(card.memory_bytes)}" if card else "none"]
     return [_batch(need.largest), _batch(need.largest_contiguous)]
 
@@ -188,4 +189,4 @@ def _reach(q: capacity.Question, need: capacity_kernels.Need) -> list[str]:
 def _batch(value: int | None) -> str:
     if value is None:
         return "–"
-    return f"≥ {value:,}" if value == capacity_kernels.MOST_SEQUENCES else f"{value:,}"
+    return f"≥ {value:,}" if value == batches.MOST_SEQUENCES else f"{value:,}"

@@ -12,9 +12,10 @@ from rich.console import Console
 from rich.markup import escape
 
 from cuattn.kernels.base import Row
-from experiments import store, tables, tuning
+from experiments import store, tables
+from experiments.ab.cli import fraction
 from experiments.catalog import catalog
-from experiments.compare_cli import fraction
+from experiments.choosing import tuning
 from experiments.folder import RUNS
 from experiments.interrupts import INTERRUPTED
 from experiments.models import model as model_named

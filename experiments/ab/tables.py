@@ -9,8 +9,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from experiments import tables
-from experiments.comparison import Compared, Comparison, Counted, Excluded
-from experiments.statistics import FASTER, SAME, SLOWER, UNDECIDED, VERDICTS
+from experiments.ab.comparison import Compared, Comparison, Counted, Excluded
+from experiments.ab.statistics import FASTER, SAME, SLOWER, UNDECIDED, VERDICTS
 from experiments.words import several
 
 STYLES = {FASTER: "green", SLOWER: "red", SAME: "dim", UNDECIDED: "yellow"}

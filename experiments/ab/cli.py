@@ -11,16 +11,16 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from experiments import comparison as comparing
-from experiments import comparison_tables as shown
 from experiments import store
+from experiments.ab import comparison as comparing
+from experiments.ab import tables as shown
+from experiments.ab.comparison import Comparison
+from experiments.ab.gate import judge
+from experiments.ab.live_cli import Asked, compare_live
+from experiments.ab.statistics import CONFIDENCE
 from experiments.catalog import catalog
-from experiments.comparison import Comparison
 from experiments.console import say_unreadable
 from experiments.folder import RUNS
-from experiments.gate import judge
-from experiments.live_cli import Asked, compare_live
-from experiments.statistics import CONFIDENCE
 from experiments.words import UserError, several
 
 MARGIN, CONFIDENT = "2%", f"{CONFIDENCE:.0%}"

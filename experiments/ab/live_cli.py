@@ -11,12 +11,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from experiments import comparison_tables as shown
-from experiments import live
+from experiments.ab import live
+from experiments.ab import tables as shown
+from experiments.ab.comparison import Comparison
+from experiments.ab.live import Subject
 from experiments.catalog import catalog, load_row
-from experiments.comparison import Comparison
 from experiments.interrupts import INTERRUPTED
-from experiments.live import Subject
 from experiments.requests import need_gpu
 from experiments.suite import load_suite
 from experiments.words import UserError

@@ -14,9 +14,9 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from experiments import statistics
+from experiments.ab import statistics
+from experiments.ab.comparison import Compared, Comparison, Excluded
 from experiments.catalog import Entry
-from experiments.comparison import Compared, Comparison, Excluded
 from experiments.suite import Repeat, Suite
 from experiments.sweep import Case, Options, case_id, cases_of
 from experiments.words import UserError, nearest

@@ -12,16 +12,18 @@ from rich.console import Console
 from rich.markup import escape
 
 from cuattn.devices import Device, lookup
-from experiments import capacity_cli, environment, recommend, store, tables
-from experiments.capacity import Question
-from experiments.capacity_cli import option
+from experiments import environment, store, tables
+from experiments.capacity import cli as capacity_cli
+from experiments.capacity.budget import Question
+from experiments.capacity.cli import option
 from experiments.catalog import Entry, catalog
-from experiments.choosing import FAMILIES, REACH, set_aside, trusted
-from experiments.diagnose_rows import ceiling
+from experiments.choosing import recommend
+from experiments.choosing.recommend import MODELLED, NEAR_MEMORY, NEAR_TIME, Answer, Asked, Offer
+from experiments.choosing.stored_times import FAMILIES, REACH, set_aside, trusted
+from experiments.diagnose.row_causes import ceiling
 from experiments.folder import RUNS
 from experiments.models import models
 from experiments.quantities import gb, parse_bytes, parse_count, parse_tokens
-from experiments.recommend import MODELLED, NEAR_MEMORY, NEAR_TIME, Answer, Asked, Offer
 from experiments.suite import load_suite
 from experiments.words import UserError, nearest, several
 

@@ -15,12 +15,12 @@ from typing import Any
 import pandas as pd
 
 from cuattn.kernels.base import AttentionShape, DecodeShape, Plan, Row, Unsupported, ceil_div
-from experiments import choosing
-from experiments.capacity import Question, weights_bytes
-from experiments.capacity_kernels import Need, need
+from experiments.capacity.batches import Need, need
+from experiments.capacity.budget import Question, weights_bytes
 from experiments.catalog import Entry
-from experiments.choosing import Candidate, Layout
-from experiments.diagnose_rows import Ceiling
+from experiments.choosing import stored_times
+from experiments.choosing.stored_times import Candidate, Layout
+from experiments.diagnose.row_causes import Ceiling
 from experiments.quantities import gb, gib
 
 NEAR_TIME, NEAR_MEMORY = 0.02, 0.01  # differences that a choice ignores
@@ -77,7 +77,7 @@ class Offer:
     time_us : float or None
         Of one layer's call; None where it is ruled out.
     how : str
-        measured, interpolated, extended (see `choosing.Estimate`) or modelled.
+        measured, interpolated, extended (see `stored_times.Estimate`) or modelled.
     total : int or None
         Modelled bytes of weights, cache, reserve, arrays and scratch; None for a peer, which has no plan.
     constants : mapping
@@ -136,7 +136,7 @@ def answer(
     asked : Asked
     family : {"prefill", "decode"}
     rows : pandas.DataFrame
-        `choosing.trusted` rows; those of other cards than the question's are left out.
+        `stored_times.trusted` rows; those of other cards than the question's are left out.
     known : mapping of name to Entry
     ceiling : Ceiling
         Rates for what no row speaks for.
@@ -184,8 +184,8 @@ def pick(pool: Sequence[Offer], page: int) -> Offer | None:
 def _measured(asked: Asked, family: str, rows: pd.DataFrame, known: Mapping[str, Entry]) -> list[Offer]:
     layout = asked.layout(family)
     found = []
-    for candidate, cells in choosing.grids(rows).get(layout, {}).items():
-        estimate = choosing.estimate(layout, cells.values(), asked.sequences(family), asked.question.context)
+    for candidate, cells in stored_times.grids(rows).get(layout, {}).items():
+        estimate = stored_times.estimate(layout, cells.values(), asked.sequences(family), asked.question.context)
         if estimate is None:
             continue
         offer = judged(asked, known[candidate.kernel].row, candidate)

@@ -25,9 +25,7 @@ from typing import Any
 from cuattn import tuned
 from cuattn.compile import source_hash
 from cuattn.kernels.base import Row
-from experiments.costs import shape_of
-from experiments.disk import write_atomic
-from experiments.statistics import (
+from experiments.ab.statistics import (
     CONFIDENCE,
     FASTER,
     Interval,
@@ -37,6 +35,8 @@ from experiments.statistics import (
     usable,
     verdict,
 )
+from experiments.costs import shape_of
+from experiments.disk import write_atomic
 from experiments.suite import Suite, Sweep
 from experiments.words import UserError
 

@@ -1,0 +1,1 @@
+"""A against B: paired times, their statistics, comparisons of runs and kernels, and the gate."""

@@ -1,0 +1,1 @@
+"""What fits a card: weights, KV cache and scratch, and the largest batch."""

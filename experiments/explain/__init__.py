@@ -1,0 +1,1 @@
+"""One run of a kernel on the CPU machine, explained by call site."""
