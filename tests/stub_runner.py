@@ -3,7 +3,7 @@
 `python -m tests.stub_runner` imports everything once. For each line on its stdin, a list of jobs in JSON, it
 forks a process a job, all at once, and answers with their exit statuses. A job is `words`, the command line of
 `python -m experiments` (or `journal FOLDER NUMBER ROWS`, which writes such a journal), `log`, where its
-output goes, and maybe `kill_after`, seconds until SIGKILL, counted from the start or, with `rows`, from the
+output goes, maybe `seen`, a file that says how many rows a reader saw, and maybe `kill_after`, seconds until SIGKILL, counted from the start or, with `rows`, from the
 moment the run folder named in `folder` holds so many.
 """
 from __future__ import annotations
@@ -21,6 +21,9 @@ from experiments import worker
 
 ROOT = Path(__file__).resolve().parent.parent
 CASE_S = 0.01
+LOOK_S = 60.0  # the longest that a case waits for a reader
+RUNS = 8  # that a reader looks on
+SEEN = "CUATTN_TEST_SEEN"
 DEVICE = {"machine": "cpu", "device": "stub", "arch": "cpu", "device_uuid": None}
 SUITE = """
 title = "Stub"
@@ -41,7 +44,16 @@ def serve(pipe, parent: int, *rest) -> None:
     while (params := worker.receive(pipe)) is not None:
         worker.tell(pipe, "phase", "build")
         time.sleep(CASE_S)
+        await_reader(params["n"])
         worker.tell(pipe, "row", {"status": "ok", "max_err": 0.5 / params["n"], "measured_samples_us": [0.1, 2.0]})
+
+
+def await_reader(case: int) -> None:
+    """Where a reader looks on, case 1, 2, … of each run waits until it saw all their cases before that."""
+    due = time.monotonic() + LOOK_S
+    while SEEN in os.environ and int(Path(os.environ[SEEN]).read_text() or 0) < RUNS * (case - 1):
+        assert time.monotonic() < due
+        time.sleep(0.002)
 
 
 def write_journal(folder: str, number: str, rows: str) -> None:
@@ -54,8 +66,10 @@ def write_journal(folder: str, number: str, rows: str) -> None:
     journal.close()
 
 
-def _job(words: list[str], log: str, **end) -> None:
+def _job(words: list[str], log: str, seen: str | None = None, **end) -> None:
     """What the forked process does."""
+    if seen:
+        os.environ[SEEN] = seen
     out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(out, 1)
     os.dup2(out, 2)
