@@ -170,11 +170,11 @@ class GpuMachine:
         While CuPy's current stream is being captured it is that one, whatever the array.
         """
         if array is not None and hasattr(array, "data_ptr") and not self._capturing:
-            return self._foreign(sys.modules["torch"].cuda.current_stream(array.device).cuda_stream)
+            return self.foreign(sys.modules["torch"].cuda.current_stream(array.device).cuda_stream)
         return nullcontext()
 
     @cache
-    def _foreign(self, handle: int):
+    def foreign(self, handle: int):
         """CuPy's stream for a stream that someone else made."""
         if not handle:
             return self.xp.cuda.Stream.null

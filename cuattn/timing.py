@@ -30,8 +30,8 @@ class Timing:
     samples_us : tuple of float
     median_us, q1_us, q3_us, min_us : float
     n_samples : int
-    stop_reason : {"noise", "max_samples", "timeout"}
-        "noise": the median is known to the relative precision asked for.
+    stop_reason : {"noise", "max_samples", "timeout", "nvbench"}
+        "noise": the median is known to the relative precision asked for. "nvbench": that timer's own rule.
     host_us : float
         Median time the host spends in the call.
     empty_us : float or None
@@ -143,7 +143,8 @@ def _warm_up(machine, call, cache: str, deadline: float) -> float:
             return _hold_for(host)
 
 
-def _refuse(machine, cache, timeout_s) -> None:
+def check_request(machine, cache: str, timeout_s: float) -> None:
+    """Refuses the CPU machine, an unknown cache mode, and no time."""
     if machine.name == "cpu":
         raise ValueError(
             "machine: expected a GPU, got the CPU machine, which models no time; use m.counting() on it"
@@ -154,7 +155,8 @@ def _refuse(machine, cache, timeout_s) -> None:
         raise ValueError(f"timeout_s: expected seconds above 0, got {timeout_s}; allow some time")
 
 
-def _refuse_counts(min_samples, max_samples) -> None:
+def check_counts(min_samples: int, max_samples: int) -> None:
+    """Refuses numbers of samples that contradict each other."""
     if not 1 <= min_samples <= max_samples:
         raise ValueError(
             f"min_samples: expected 1 ≤ min_samples ≤ max_samples, got {min_samples} and {max_samples}; "
@@ -202,8 +204,8 @@ def measure(
     ValueError
         On the CPU machine, which models no time, and for arguments that make no sense.
     """
-    _refuse(machine, cache, timeout_s)
-    _refuse_counts(min_samples, max_samples)
+    check_request(machine, cache, timeout_s)
+    check_counts(min_samples, max_samples)
     deadline = time.perf_counter() + timeout_s
     call = machine.capture(fn) if graph else fn
     hold_us = _warm_up(machine, call, cache, deadline)
@@ -219,7 +221,7 @@ def measure(
     q1, median, q3 = (float(x) for x in np.percentile(samples, (25, 50, 75)))
     return Timing(
         tuple(samples), median, q1, q3, min(samples), len(samples), reason, float(np.median(host)),
-        _empty_us(machine, empty, cache, graph), *_summary(clocks), cache, "graph" if graph else "launch",
+        empty_us(machine, empty, cache, graph), *_summary(clocks), cache, "graph" if graph else "launch",
     )
 
 
@@ -229,7 +231,8 @@ def _summary(clocks: list[float | None]) -> tuple[float | None, float | None]:
     return (float(np.median(known)), min(known)) if known else (None, None)
 
 
-def _empty_us(machine, empty, cache: str, graph: bool) -> float | None:
+def empty_us(machine, empty: Callable[[], object] | None, cache: str, graph: bool) -> float | None:
+    """Median µs of an empty kernel in that mode; None where none is given."""
     if empty is None:
         return None
     call = machine.capture(empty) if graph else empty
@@ -264,7 +267,7 @@ def measure_pair(
     ValueError
         On the CPU machine, which models no time, and for arguments that make no sense.
     """
-    _refuse(machine, cache, timeout_s)
+    check_request(machine, cache, timeout_s)
     if max_pairs < 2:
         raise ValueError(f"max_pairs: expected at least 2, one A B B A, got {max_pairs}; allow more")
     deadline = time.perf_counter() + timeout_s

@@ -9,8 +9,16 @@ from typing import Any
 
 from experiments.words import UserError
 
-# Peers are named here and adapted in `peers.py`, which imports their libraries; the parent process must not.
-PEERS = {"torch_math": "prefill", "torch_flash": "prefill", "torch_cudnn": "prefill"}
+# Peers are named here and adapted in `peers/`, which imports their libraries; the parent process must not.
+PEERS = {
+    "torch_math": "prefill",
+    "torch_flash": "prefill",
+    "torch_cudnn": "prefill",
+    "fa3": "prefill",
+    "flashinfer": "prefill",
+    "fa3_decode": "decode",
+    "flashinfer_decode": "decode",
+}
 
 
 @dataclass(frozen=True)

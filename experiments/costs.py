@@ -16,6 +16,7 @@ from cuattn.kernels.base import (
     ceil_div,
 )
 from experiments.catalog import Entry
+from experiments.sweep import work
 
 LSE_BYTES, INDEX_BYTES = 4, 4
 
@@ -68,9 +69,9 @@ def describe(params: Mapping[str, Any], entry: Entry, device) -> dict[str, Any]:
     Unsupported
         The kernel cannot run this shape on this device.
     """
-    shape = shape_of(params)
     if entry.row is None:
-        return {"modelled_flops": 4 * shape.b * shape.h * shape.visible * shape.d}
+        return {"modelled_flops": work(params)[0]}
+    shape = shape_of(params)
     plan = entry.row.plan(shape, device, constants_of(params))
     lengths = lengths_of(params) if params["family"] == "decode" else None
     cost: Cost = entry.row.cost(shape, plan, lengths)

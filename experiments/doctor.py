@@ -18,6 +18,8 @@ OPTIONAL = (
     ("altair", "the dashboard"),
     ("nvidia-ml-py", "clocks, power and temperature of a GPU"),
     ("torch", "PyTorch's attention as a peer"),
+    ("flash-attn-3", "FlashAttention-3 as a peer"),
+    ("flashinfer-python", "FlashInfer as a peer"),
 )
 INSTALL = "pip install -r requirements.txt"
 

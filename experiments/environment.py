@@ -26,6 +26,8 @@ PACKAGES = (
     "nvidia-cuda-nvrtc",
     "nvidia-cuda-nvrtc-cu12",
     "torch",
+    "flash-attn-3",
+    "flashinfer-python",
 )
 SLOWDOWNS = {"hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake"}
 # Bits of NVML's clock event reasons; power_cap is normal operation of a busy card, not a fault.

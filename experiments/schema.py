@@ -125,6 +125,7 @@ _MEASURED = (
     ("measured_n_samples", _INT, "", "number of samples"),
     ("measured_stop_reason", _STRING, "", "why sampling stopped"),
     ("measured_host_us", _FLOAT, "µs", "host time of one call"),
+    ("measured_plan_us", _FLOAT, "µs", "host time of a peer's plan for new lengths, which its graph leaves out"),
     ("measured_empty_us", _FLOAT, "µs", "time of an empty kernel in the same mode; never subtracted"),
     ("measured_sm_clock_mhz", _FLOAT, "MHz", "median SM clock while sampling"),
     ("measured_sm_clock_min_mhz", _FLOAT, "MHz", "lowest SM clock while sampling"),

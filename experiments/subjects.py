@@ -32,7 +32,7 @@ def make(machine, params: Mapping[str, Any], entry: Entry, trim: Callable[[], An
         arrays = inputs.build(machine, params)
         trim()
     if entry.row is None:
-        return peers.TorchSubject(machine, params, arrays)
+        return peers.make(machine, params, arrays)
     return {"prefill": Prefill, "decode": Decode, "cache": Append}[params["family"]](machine, params, arrays)
 
 
@@ -105,7 +105,12 @@ class Decode(_Ours):
 
     def verdict(self) -> Verdict:
         o, lse = self.planned.outputs
-        return compare.check_decode(**self.arrays, o=o, lse=lse, rounding=self.planned.plan.rounding)
+        return check_decode(self.arrays, o, lse, self.planned.plan.rounding)
+
+
+def check_decode(arrays, o, lse, rounding) -> Verdict:
+    """Judge paged decode."""
+    return compare.check_decode(**arrays, o=o, lse=lse, rounding=rounding)
 
 
 class Append(_Ours):

@@ -54,7 +54,7 @@ AXES = {
     "mode": Axis(str, _ALL, "launch", ("launch", "graph")),
     "seed": Axis(int, _ALL, 0),
 }
-LIMITS = {"max_tokens": int, "max_kv_gb": float, "max_scores_gb": float, "within_context": bool}
+LIMITS = {"min_tokens": int, "max_tokens": int, "max_kv_gb": float, "max_scores_gb": float, "within_context": bool}
 
 
 @dataclass(frozen=True)

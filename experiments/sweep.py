@@ -183,12 +183,12 @@ def params_of(name: str, family: str, point: dict[str, Any], constants: dict[str
 def within(params: Mapping[str, Any], limits: Mapping[str, Any]) -> bool:
     """Whether a case obeys a sweep's named limits.
 
-    `max_tokens`: tokens in the batch. `max_kv_gb`: keys and values, 10⁹ bytes. `max_scores_gb`: one M × N
+    `min_tokens`, `max_tokens`: tokens in the batch. `max_kv_gb`: keys and values, 10⁹ bytes. `max_scores_gb`: one M × N
     score matrix a head, 10⁹ bytes. `within_context`: no longer than the model was made for.
     """
     size = ELEMENT_BYTES.get(params["dtype"], 1)
     tokens, rows = params.get("tokens", 0), params.get("m", 0) * params.get("b", 0) * params.get("h", 0)
-    if tokens > limits.get("max_tokens", tokens):
+    if not limits.get("min_tokens", tokens) <= tokens <= limits.get("max_tokens", tokens):
         return False
     kv_gb = 2 * tokens * params.get("hkv", 0) * params.get("d", 0) * size / 1e9
     if kv_gb > limits.get("max_kv_gb", kv_gb):

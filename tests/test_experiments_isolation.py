@@ -9,7 +9,7 @@ from planted import AFTER, SUITE, asleep, command, finished, lines, plant, suite
 from test_experiments_case import PREFILL, QUICK, PlayedGpu
 
 from experiments import case, environment, runner, store
-from experiments.catalog import catalog
+from experiments.catalog import PEERS, catalog
 from experiments.schema import PERFORMANCE
 
 STATUSES = {
@@ -131,12 +131,21 @@ b = 3
 n = [1, 700]
 mode = ["launch", "graph"]
 [gpu.peers]
-kernels = ["torch_math", "torch_flash", "torch_cudnn"]
+kernels = ["torch_math", "torch_flash", "torch_cudnn", "fa3", "flashinfer"]
 h = 8
 hkv = 2
 d = 128
 n = 512
 causal = [false, true]
+[gpu.paged_peers]
+kernels = ["fa3_decode", "flashinfer_decode"]
+h = 8
+hkv = 2
+d = 128
+b = 3
+n = 700
+page_order = "shuffled"
+mode = ["launch", "graph"]
 [gpu.probes]
 kernels = ["read", "copy", "mma", "empty"]
 bytes = 1048576
@@ -158,7 +167,7 @@ def test_on_a_gpu_rows_are_timed_and_a_fault_harms_nobody_else(tmp_path):
         rows = frame[frame.kernel == name]
         assert len(rows) and set(rows.status) == {status}, rows[["status", "error"]].values
         assert rows.measured_time_us.isna().all()
-    peers = frame[frame.kernel.str.startswith("torch")]
+    peers = frame[frame.kernel.isin(PEERS)]
     assert set(peers.status) <= {"ok", "throttled", "unsupported"}, peers[
         ["kernel", "status", "error"]
     ].values

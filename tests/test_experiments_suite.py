@@ -168,6 +168,7 @@ def test_limits():
         point, {"max_tokens": 16384, "within_context": True, "max_kv_gb": 0.07, "max_scores_gb": 8.6}
     )
     assert not within(point, {"max_tokens": 16383})
+    assert within(point, {"min_tokens": 16384}) and not within(point, {"min_tokens": 16385})
     assert not within(point, {"max_kv_gb": 0.06})
     assert not within(point, {"max_scores_gb": 8.5})
     assert not within({**point, "max_len": 8193}, {"within_context": True})
@@ -186,9 +187,10 @@ def test_every_suite_of_the_project_plans(name, machine):
 
 
 def test_the_suites_of_the_project_are_complete():
-    assert {"quick", "memory", "page-size", "ceilings"} <= set(suite_names())
+    assert {"quick", "memory", "page-size", "ceilings", "peers"} <= set(suite_names())
     for path in SUITES.glob("*.toml"):
-        assert tomllib.loads(path.read_text(encoding="utf-8"))["claims"]
+        claims = tomllib.loads(path.read_text(encoding="utf-8"))["claims"]
+        assert set(claims) <= set(range(1, 45)) and (claims or path.stem == "peers")  # it answers for us alone
 
 
 def test_models_have_shapes_and_sources():

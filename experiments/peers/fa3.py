@@ -1,0 +1,52 @@
+"""FlashAttention-3: the Hopper kernels of flash-attention, for dense prefill and for paged decode."""
+
+from __future__ import annotations
+
+from cuattn.kernels.base import Unsupported
+from experiments.peers.torch_peer import TorchPeer
+
+
+def refuse(name: str, params) -> None:
+    """Refuse element types that it has no kernel for."""
+    if params["dtype"] not in ("float16", "bfloat16"):
+        raise Unsupported(f"{name}: is compared in float16 and bfloat16, got {params['dtype']}")
+
+
+class Prefill(TorchPeer):
+    """`flash_attn_func`."""
+
+    def prepare(self) -> None:
+        from flash_attn_interface import flash_attn_func
+
+        self._attend = flash_attn_func
+        self._qkv = [
+            x.transpose(1, 2) if self.params["layout"] == "bhsd" else x
+            for x in (self.tensor(name) for name in ("q", "k", "v"))
+        ]
+
+    def launch(self) -> None:
+        self.out = self.lse = None  # so that their memory serves again
+        self.out, self.lse, *_ = self._attend(
+            *self._qkv, causal=self.params["causal"], return_attn_probs=True
+        )
+
+
+class Decode(TorchPeer):
+    """`flash_attn_with_kvcache` over pages, with the splits that its own rule chooses.
+
+    Its scheduler reads the lengths on the GPU at each call, so a captured graph follows them.
+    """
+
+    def prepare(self) -> None:
+        from flash_attn_interface import flash_attn_with_kvcache
+
+        self._attend = flash_attn_with_kvcache
+        self._inputs = {name: self.tensor(name) for name in ("q", "k_cache", "v_cache", "cache_seqlens")}
+        self._inputs["page_table"] = self.tensor("block_table").clamp(min=0)  # entries without a token
+
+    def launch(self) -> None:
+        self.out = self.lse = None
+        self.out, self.lse, *_ = self._attend(**self._inputs, causal=True, return_softmax_lse=True)
+
+
+SUBJECTS = {"fa3": Prefill, "fa3_decode": Decode}

@@ -1,0 +1,124 @@
+"""FlashInfer: dense prefill as a packed batch, and paged decode on tensor cores.
+
+Both are planned on the host for the lengths at hand. As lengths change at every step of a server, a launch
+is timed with its plan; a CUDA graph cannot hold it, and `measured_plan_us` says what it leaves out.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+
+from cuattn.kernels.base import Unsupported, ceil_div
+from experiments.peers.torch_peer import TorchPeer
+
+WORKSPACE_BYTES = 128 << 20  # what its documentation recommends
+PLANS = 20  # how often the plan is timed
+
+
+def refuse(name: str, params) -> None:
+    """Refuse element types and layouts that are not compared."""
+    if params["dtype"] not in ("float16", "bfloat16"):
+        raise Unsupported(f"{name}: is compared in float16 and bfloat16, got {params['dtype']}")
+    if params.get("layout", "bshd") != "bshd":
+        raise Unsupported(f"{name}: takes packed batches, in layout bshd; got {params['layout']}")
+
+
+class _Planned(TorchPeer):
+    """A wrapper with a plan; `self._wrapper`, and `self._plan` with the arguments of its `plan`."""
+
+    def prepare(self) -> None:
+        torch, p = self.torch, self.params
+        self.graph = p["mode"] == "graph"
+        self.workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device="cuda")
+        rows = p["b"] * p["m"]
+        self._out = torch.empty((rows, p["h"], p["d"]), dtype=self.dtype, device="cuda")
+        self._lse = torch.empty((rows, p["h"]), dtype=torch.float32, device="cuda")
+        self.wrap()
+        self._wrapper.plan(**self._plan)
+
+    def wrap(self) -> None:
+        """Sets `_wrapper`, `_plan` and `_inputs`."""
+        raise NotImplementedError
+
+    def ints(self, values):
+        """A tensor on the host, from which the plan works."""
+        return self.torch.tensor(values, dtype=self.torch.int32)
+
+    def launch(self) -> None:
+        if not self.graph:
+            self._wrapper.plan(**self._plan)
+        self._wrapper.run(*self._inputs, out=self._out, lse=self._lse, return_lse=True)
+        b, m, h, d = (self.params[name] for name in "bmhd")
+        self.out = self._out.view(b, m, h, d)
+
+    def columns(self):
+        if not self.graph:
+            return {}
+        start = time.perf_counter()
+        for _ in range(PLANS):
+            self._wrapper.plan(**self._plan)
+        self.torch.cuda.synchronize()
+        return {"measured_plan_us": (time.perf_counter() - start) / PLANS * 1e6}
+
+    def verdict(self):
+        b, m, h = (self.params[name] for name in "bmh")
+        self.lse = self._lse.view(b, m, h).transpose(1, 2) * math.log(2)  # it counts in powers of two
+        return super().verdict()
+
+    def poison(self) -> None:
+        self._out.fill_(float("nan"))
+        self._lse.fill_(float("nan"))
+
+
+class Prefill(_Planned):
+    """`BatchPrefillWithRaggedKVCacheWrapper`, FlashAttention-3's algorithm where the GPU is a Hopper."""
+
+    def wrap(self) -> None:
+        from flashinfer import BatchPrefillWithRaggedKVCacheWrapper
+
+        p = self.params
+        queries, keys = (self.ints(range(0, (p["b"] + 1) * p[rows], p[rows])) for rows in "mn")
+        buffers = {}
+        if self.graph:
+            buffers = {"use_cuda_graph": True, "qo_indptr_buf": queries.cuda(), "kv_indptr_buf": keys.cuda()}
+        self._wrapper = BatchPrefillWithRaggedKVCacheWrapper(self.workspace, "NHD", **buffers)
+        self._plan = {
+            "qo_indptr": queries, "kv_indptr": keys, "num_qo_heads": p["h"], "num_kv_heads": p["hkv"],
+            "head_dim_qk": p["d"], "causal": p["causal"], "q_data_type": self.dtype,
+        }
+        self._inputs = [self.tensor(name).flatten(0, 1) for name in ("q", "k", "v")]
+
+
+class Decode(_Planned):
+    """`BatchDecodeWithPagedKVCacheWrapper` with tensor cores."""
+
+    def wrap(self) -> None:
+        from flashinfer import BatchDecodeWithPagedKVCacheWrapper
+
+        p, page = self.params, self.params["page_size"]
+        lengths, table = self.tensor("cache_seqlens").tolist(), self.tensor("block_table")
+        counts = [ceil_div(length, page) for length in lengths]
+        ends = self.ints([sum(counts[:i]) for i in range(len(counts) + 1)])
+        last = self.ints([length - page * (count - 1) for length, count in zip(lengths, counts)])
+        indices = self.torch.cat([table[i, :count] for i, count in enumerate(counts)])
+        buffers = {}
+        if self.graph:
+            buffers = {
+                "use_cuda_graph": True, "paged_kv_indptr_buffer": ends.cuda(),
+                "paged_kv_indices_buffer": indices.clone(), "paged_kv_last_page_len_buffer": last.cuda(),
+            }
+        self._wrapper = BatchDecodeWithPagedKVCacheWrapper(
+            self.workspace, "NHD", use_tensor_cores=True, **buffers
+        )
+        self._plan = {
+            "indptr": ends, "indices": indices, "last_page_len": last, "num_qo_heads": p["h"],
+            "num_kv_heads": p["hkv"], "head_dim": p["d"], "page_size": page, "q_data_type": self.dtype,
+            "kv_data_type": self.dtype,
+        }
+        self._inputs = [
+            self.tensor("q").flatten(0, 1), (self.tensor("k_cache"), self.tensor("v_cache"))
+        ]
+
+
+SUBJECTS = {"flashinfer": Prefill, "flashinfer_decode": Decode}

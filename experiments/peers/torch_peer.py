@@ -1,0 +1,84 @@
+"""What all peers share: our arrays as PyTorch's tensors, our stream as theirs, and their memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+
+class TorchPeer:
+    """A library's kernel on PyTorch tensors. `launch` runs it and leaves `out`, and `lse` where it has one.
+
+    `out` is (B, M, H, D) in the inputs' dtype and `lse` (B, H, M) float32, natural logarithm.
+    """
+
+    rounding = "float32"
+
+    def __init__(self, machine, params, arrays):
+        import torch
+
+        self.machine, self.torch, self.params, self.arrays = machine, torch, params, arrays
+        self.dtype = getattr(torch, params["dtype"])
+        self.out = self.lse = None
+        torch.cuda.reset_peak_memory_stats()
+        self._before = torch.cuda.memory_allocated()
+        with self._stream():
+            self.prepare()
+
+    def prepare(self) -> None:
+        """What is done once, before the first run."""
+
+    def launch(self) -> None:
+        """What is timed."""
+        raise NotImplementedError
+
+    def tensor(self, name: str):
+        """An input as PyTorch's tensor of the same memory."""
+        array = self.arrays[name]
+        if array.dtype == np.int32:
+            return self.torch.from_dlpack(array)
+        # 16-bit integers cross DLPack whatever either side knows of bfloat16.
+        return self.torch.from_dlpack(array.view(self.machine.xp.int16)).view(self.dtype)
+
+    def run(self) -> None:
+        with self._stream():
+            self.launch()
+
+    def _stream(self):
+        handle = self.machine.xp.cuda.get_current_stream().ptr
+        # NOTE: ExternalStream(0) is not the default stream but a new one, which no event of ours would see.
+        cuda = self.torch.cuda
+        return cuda.stream(cuda.ExternalStream(handle) if handle else cuda.default_stream())
+
+    def poison(self) -> None:
+        for tensor in (self.out, self.lse):
+            if tensor is not None:
+                tensor.fill_(float("nan"))
+
+    def columns(self) -> dict[str, Any]:
+        return {}
+
+    def input_bytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays.values())
+
+    def outside_bytes(self) -> int:
+        """Most bytes PyTorch held beyond the inputs: output and workspace."""
+        return self.torch.cuda.max_memory_allocated() - self._before
+
+    def close(self) -> None:
+        """Give PyTorch's cached memory back, so that the next case has the whole card."""
+        self.__dict__ = {"torch": self.torch}
+        self.torch.cuda.empty_cache()
+
+    def verdict(self):
+        from experiments.subjects import check_decode, check_prefill
+
+        xp = self.machine.xp
+        o = xp.from_dlpack(self.out.contiguous().view(self.torch.int16)).view(self.arrays["q"].dtype)
+        lse = None if self.lse is None else xp.from_dlpack(self.lse.float().contiguous())
+        if self.params["family"] == "decode":
+            return check_decode(self.arrays, o, lse, self.rounding)
+        if self.params["layout"] == "bhsd":
+            o = o.transpose(0, 2, 1, 3)
+        return check_prefill(self.params, self.arrays, o, lse, self.rounding)

@@ -1,0 +1,46 @@
+"""Other people's libraries as kernels: named in one place, refused in a sentence where they cannot run."""
+from __future__ import annotations
+
+from importlib import import_module
+
+import pytest
+
+from cuattn.kernels.base import Unsupported
+from experiments import peers
+from experiments.catalog import PEERS
+
+PREFILL = {"b": 1, "h": 2, "hkv": 2, "m": 8, "n": 8, "d": 64, "dtype": "bfloat16", "causal": True,
+           "layout": "bshd", "mode": "launch"}
+
+
+def test_every_peer_has_an_adapter_that_needs_its_library_only_when_it_runs():
+    assert set(PEERS) == set(peers.ADAPTERS)
+    for name, (module, *_) in peers.ADAPTERS.items():
+        adapter = import_module(f"experiments.peers.{module}")
+        assert name in adapter.SUBJECTS
+        adapter.refuse(name, {**PREFILL, "kernel": name})
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_the_cpu_machine_has_no_peers(cpu, name):
+    with pytest.raises(Unsupported, match=f"{name}: a peer is compared on a GPU only"):
+        peers.require(cpu, {**PREFILL, "kernel": name})
+
+
+@pytest.mark.parametrize(("name", "changes", "said"), [
+    ("torch_cudnn", {"m": 4}, "aligns a causal mask top-left"),
+    ("torch_flash", {"mode": "graph"}, "use mode launch"),
+    ("fa3", {"dtype": "float32"}, "float16 and bfloat16, got float32"),
+    ("flashinfer", {"layout": "bhsd"}, "got bhsd"),
+])
+def test_what_a_peer_computes_otherwise_is_refused(name, changes, said):
+    adapter = import_module(f"experiments.peers.{peers.ADAPTERS[name][0]}")
+    with pytest.raises(Unsupported, match=said):
+        adapter.refuse(name, {**PREFILL, **changes, "kernel": name})
+
+
+@pytest.mark.gpu
+def test_a_library_that_is_not_there_is_named(machine, monkeypatch):
+    monkeypatch.setitem(peers.ADAPTERS, "fa3", ("fa3", "no_such_module", "the shop"))
+    with pytest.raises(Unsupported, match="the module no_such_module is not installed; install it .the shop."):
+        peers.require(machine, {**PREFILL, "kernel": "fa3"})
