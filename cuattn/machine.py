@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 import threading
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -85,6 +85,11 @@ class Tensor:
             step = (size - 1) * stride
             low, high = low + min(step, 0), high + max(step, 0)
         return self.address + low * self.itemsize, self.address + (high + 1) * self.itemsize
+
+    def only(self, dim: int, index: int) -> Tensor:
+        """The part with that one index along a dimension, which keeps its place."""
+        shape = (*self.shape[:dim], 1, *self.shape[dim + 1 :])
+        return replace(self, address=self.address + index * self.strides[dim] * self.itemsize, shape=shape)
 
     def packed(self) -> bytes:
         """The kernel argument's bytes."""

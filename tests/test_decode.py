@@ -15,6 +15,7 @@ from cuattn.cpu import check_schedules
 from cuattn.kernels import ROWS
 
 KERNELS = [name for name, row in ROWS.items() if row.family == "decode"]
+WHOLE = "paged"  # the others attend by its launches: of what only these distinguish, a few cases do for them
 UNUSED = 2147480000  # what lies behind a sequence's last page in a block table
 
 
@@ -57,11 +58,20 @@ def run(machine, kernel, q, cache, **options):
     return p, o, lse
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("page, group, hkv", [
-    (1, 4, 2), (3, 1, 2), (16, 3, 1), (16, 5, 1), (32, 6, 1), (64, 7, 1), (96, 16, 1), (160, 32, 1),
-    (192, 71, 1), (224, 2, 2), (256, 128, 1),
-])
+def every_kernel(few: list[tuple], more: list[tuple]) -> list[tuple]:
+    """(kernel, *case) of all cases for `paged`, of a few for the others."""
+    return [(kernel, *case) for kernel in KERNELS for case in few + (more if kernel == WHOLE else [])]
+
+
+def split_in(*splits: int) -> list[tuple]:
+    """(kernel, constants): each number of splits, where the kernel takes one."""
+    return [(kernel, constants) for kernel in KERNELS for constants in (
+        [{"splits": n} for n in splits] if "split" in ROWS[kernel].features else [{}])]
+
+
+@pytest.mark.parametrize("kernel, page, group, hkv", every_kernel(
+    [(1, 4, 2), (96, 16, 1), (192, 71, 1)],
+    [(3, 1, 2), (16, 3, 1), (16, 5, 1), (32, 6, 1), (64, 7, 1), (160, 32, 1), (224, 2, 2), (256, 128, 1)]))
 def test_pages_and_groups(machine, rng, randn, kernel, page, group, hkv):
     """Lengths on and one beside every page and tile boundary, and lengths of 0, in a random page order."""
     edges = sorted({max(0, at + off) for at in (0, page, 16, 64) for off in (-1, 0, 1)})
@@ -69,8 +79,7 @@ def test_pages_and_groups(machine, rng, randn, kernel, page, group, hkv):
     run(machine, kernel, randn(len(edges), 1, hkv * group, 64), cache)
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("d", [8, 40, 80, 128, 136, 224, 256])
+@pytest.mark.parametrize("kernel, d", every_kernel([(8,), (136,), (256,)], [(40,), (80,), (128,), (224,)]))
 def test_head_dims(machine, rng, randn, kernel, d):
     dtype = "float16" if d == 8 else "bfloat16"
     cache = make_cache(rng, [13, 100], 16, 2, d, dtype)
@@ -110,15 +119,14 @@ def test_unused_slots_hold_nan(machine, rng, randn, kernel, page, lengths):
     run(machine, kernel, randn(len(lengths), 1, 4, 64), cache)
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("splits", [1, 4])
-def test_nothing_outside_the_output_is_written(machine, rng, randn, kernel, splits):
+@pytest.mark.parametrize("kernel, constants", split_in(1, 4), ids=str)
+def test_nothing_outside_the_output_is_written(machine, rng, randn, kernel, constants):
     cache, q = make_cache(rng, [100, 7], 16, 2, 40), randn(2, 1, 4, 40)
     margin, size = 512, q.size
     sea = machine.empty((size + 2 * margin,), "float16")
     out = sea[margin : margin + size].reshape(q.shape)
     arrays = (machine.upload(x) for x in (q, cache.k, cache.v, cache.table, cache.lengths))
-    cuattn.plan_decode(*arrays, kernel=kernel, constants={"splits": splits}, out=out).run()
+    cuattn.plan_decode(*arrays, kernel=kernel, constants=constants, out=out).run()
     machine.synchronize()
     sea = machine.download(sea)
     assert np.isnan(sea[:margin]).all() and np.isnan(sea[-margin:]).all()
@@ -242,12 +250,11 @@ def test_a_planned_call_follows_growing_lengths(machine, rng, randn, kernel):
         cuattn.compare.check_decode(q, cache.k, cache.v, cache.table, np.array(now), o, lse).raise_if_bad()
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("splits", [1, 3])
-def test_equal_bits_under_every_schedule(cpu, rng, randn, kernel, splits):
+@pytest.mark.parametrize("kernel, constants", split_in(1, 3), ids=str)
+def test_equal_bits_under_every_schedule(cpu, rng, randn, kernel, constants):
     cache = make_cache(rng, [130, 300, 0], 16, 1, 64)
     arrays = [cpu.upload(x) for x in (randn(3, 1, 4, 64), cache.k, cache.v, cache.table, cache.lengths)]
-    p = cuattn.plan_decode(*arrays, kernel=kernel, constants={"splits": splits})
+    p = cuattn.plan_decode(*arrays, kernel=kernel, constants=constants)
     o, lse = p.outputs
     check_schedules(cpu, p.run, {"o": o, "lse": lse})
 

@@ -21,12 +21,13 @@ def _arrays(machine, *shapes):
     return [machine.upload(array.astype("bfloat16")) for array in arrays]
 
 
-def _decode(machine, lengths, splits) -> Planned:
+def _decode(machine, lengths, kernel="paged", **constants) -> Planned:
     pages = -(-max(lengths) // 16)
     q, k, v = _arrays(machine, (len(lengths), 1, 8, 128), *[(len(lengths) * pages, 16, 2, 128)] * 2)
     order = np.random.default_rng(8).permutation(len(lengths) * pages).astype(np.int32)
     table, lengths = machine.upload(order.reshape(-1, pages)), machine.upload(np.array(lengths, np.int32))
-    return cuattn.plan_decode(q, k, v, table, lengths, constants={"splits": splits, "warps": 4, "stages": 3})
+    return cuattn.plan_decode(q, k, v, table, lengths, kernel=kernel,
+                              constants={"warps": 4, "stages": 3, **constants})
 
 
 def _append(machine) -> Planned:
@@ -51,8 +52,11 @@ CASES = {
                                                           {**FUSED, "scores": "global"}),
     "chunked_fused, by columns": lambda m: _prefill(m, "chunked_fused", False, {**FUSED, "layout": "column"}),
     "chunked_atomic": lambda m: _prefill(m, "chunked_atomic", False, {"chunk": 128, "tile_m": 64, "tile_n": 64}),
-    "paged": lambda m: _decode(m, [1, 500, 1000, 777], 1),
-    "paged, 3 splits": lambda m: _decode(m, [1, 500, 1000, 777], 3),
+    "paged": lambda m: _decode(m, [1, 500, 1000, 777], splits=1),
+    "paged, 3 splits": lambda m: _decode(m, [1, 500, 1000, 777], splits=3),
+    "paged_gather": lambda m: _decode(m, [1, 500, 1000, 777], "paged_gather", splits=1),
+    "paged_launches": lambda m: _decode(m, [1, 500, 1000, 777], "paged_launches"),
+    "paged_launches, by page": lambda m: _decode(m, [1, 100], "paged_launches", launch="page"),
     "append": _append,
     "copy": lambda m: plan_probe(m, "copy", bytes=1 << 18, constants={"threads": 256, "blocks_per_sm": 1}),
 }

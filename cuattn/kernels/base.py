@@ -12,9 +12,11 @@ from types import MappingProxyType
 from typing import Any
 
 ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
+SCRATCH_BYTES = {**ELEMENT_BYTES, "int32": 4}  # scratch may also hold numbers of pages and keys
 MMA_ROWS = 16  # rows of one mma.sync tile
 MAX_THREADS = 1024  # of a block
 GRID_LIMIT = 65535  # of the y and z extents of a grid
+MOST_LAUNCHES = 1 << 19  # seconds of launching; beyond, the host would hold gigabytes of them
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -161,7 +163,7 @@ class Plan:
     def scratch_bytes(self) -> int:
         total = 0
         for shape, dtype in self.scratch.values():
-            size = ELEMENT_BYTES[dtype]
+            size = SCRATCH_BYTES[dtype]
             for extent in shape:
                 size *= extent
             total += size
@@ -293,3 +295,9 @@ def check_grid(kernel: str, what: str, extent: int, limit: int = GRID_LIMIT) -> 
     """Refuses a grid that no device launches."""
     if extent > limit:
         raise Unsupported(f"{kernel}: expected at most {limit} {what}, got {extent}; split the call")
+
+
+def check_launches(kernel: str, count: int, of: str, instead: str) -> None:
+    """Refuses more launches than anybody waits for."""
+    if count > MOST_LAUNCHES:
+        raise Unsupported(f"{kernel}: expected at most {MOST_LAUNCHES} launches, got {count} {of}; {instead}")

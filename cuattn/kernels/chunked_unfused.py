@@ -19,6 +19,7 @@ from cuattn.kernels.base import (
     ceil_div,
     check_choice,
     check_grid,
+    check_launches,
     resolve,
     round_up,
     tile_row,
@@ -28,7 +29,6 @@ FILE = "prefill/chunked_unfused.cu"
 ROW_WARPS = 4  # rows a block takes in the passes that give each a warp
 KEY_STEP = 64  # keys of P V at once, at most
 MOST_CHUNK, MOST_TILE_M, MOST_TILE_N = 2048, 128, 256  # more would not stay in registers
-MOST_LAUNCHES = 1 << 19  # seconds of launching; beyond, the host would hold gigabytes of them
 
 
 class QueryChunk(NamedTuple):
@@ -101,9 +101,7 @@ def _check(shape: AttentionShape, device, chosen, smem: int) -> None:
 def check_count(kernel: str, shape: AttentionShape, chunk: int, count: int) -> None:
     """Refuses heads that no grid takes, and more launches than anybody waits for."""
     check_grid(kernel, "heads in all (B · H)", shape.b * shape.h)
-    if count > MOST_LAUNCHES:
-        raise Unsupported(f"{kernel}: expected at most {MOST_LAUNCHES} launches, got {count} with chunks of "
-                          f"{chunk}; choose a larger chunk")
+    check_launches(kernel, count, f"with chunks of {chunk}", "choose a larger chunk")
 
 
 def sum_dtype(shape: AttentionShape, chosen) -> str:

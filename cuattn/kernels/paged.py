@@ -104,19 +104,33 @@ def keys_by_split(length: int, splits: int, warps: int) -> list[int]:
     return [max(0, min((s + 1) * share, length) - min(s * share, length)) for s in range(splits)]
 
 
-def cost(shape: DecodeShape, plan: Plan, lengths) -> Cost:
-    """Every K and V row once a KV head and 16 query heads, its page number, Q a split; then the partials."""
-    splits, warps = plan.constants["splits"], plan.constants["warps"]
-    row_tiles, threads, size = ceil_div(shape.group, MMA_ROWS), 32 * warps, ELEMENT_BYTES[shape.dtype]
-    tokens = sum(lengths)
-    block_heads = shape.hkv * row_tiles
+def attended(shape: DecodeShape, warps: int, tokens: int, results: int, out_bytes: int) -> tuple[int, int]:
+    """(loaded, stored) by launches that leave `results` O and LSE a head, over `tokens` keys in all.
+
+    Every K and V row once a KV head and 16 query heads, its page number; Q and a length a thread for each
+    result. `out_bytes` are those of an element of O.
+    """
+    size, block_heads = ELEMENT_BYTES[shape.dtype], shape.hkv * ceil_div(shape.group, MMA_ROWS)
     loaded = block_heads * tokens * (2 * shape.d * size + 4)
-    loaded += shape.b * splits * (block_heads * threads * 4 + shape.h * shape.d * size)
-    stored = shape.b * shape.h * splits * (shape.d * (4 if splits > 1 else size) + 4)
+    loaded += results * (block_heads * 32 * warps * 4 + shape.h * shape.d * size)
+    return loaded, results * shape.h * (shape.d * out_bytes + 4)
+
+
+def merged(shape: DecodeShape, parts: int, busy: int) -> tuple[int, int]:
+    """(loaded, stored) by the launch that merges `parts` float32 results a head, `busy` of which have keys."""
+    size = ELEMENT_BYTES[shape.dtype]
+    return shape.h * shape.d // 2 * (parts * 4 + busy * 8), shape.b * shape.h * (shape.d * size + 4)
+
+
+def cost(shape: DecodeShape, plan: Plan, lengths) -> Cost:
+    """What the splits of every sequence take; then the merge."""
+    splits, warps, tokens = plan.constants["splits"], plan.constants["warps"], sum(lengths)
+    out_bytes = 4 if splits > 1 else ELEMENT_BYTES[shape.dtype]
+    loaded, stored = attended(shape, warps, tokens, shape.b * splits, out_bytes)
     if splits > 1:
         busy = sum(1 for length in lengths for keys in keys_by_split(length, splits, warps) if keys)
-        loaded += shape.h * shape.d // 2 * (shape.b * splits * 4 + busy * 8)
-        stored += shape.b * shape.h * (shape.d * size + 4)
+        more_loaded, more_stored = merged(shape, shape.b * splits, busy)
+        loaded, stored = loaded + more_loaded, stored + more_stored
     return Cost(4 * shape.h * tokens * shape.d, loaded, stored, plan.launch_count, plan.scratch_bytes)
 
 
