@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import tomllib
 
 import pytest
@@ -187,10 +188,30 @@ def test_every_suite_of_the_project_plans(name, machine):
 
 
 def test_the_suites_of_the_project_are_complete():
-    assert {"quick", "memory", "page-size", "ceilings", "peers"} <= set(suite_names())
+    assert {"quick", "memory", "page-size", "paged-ladder", "ceilings", "peers"} <= set(suite_names())
     for path in SUITES.glob("*.toml"):
         claims = tomllib.loads(path.read_text(encoding="utf-8"))["claims"]
         assert set(claims) <= set(range(1, 45)) and (claims or path.stem == "peers")  # it answers for us alone
+
+
+@pytest.mark.parametrize("machine", ["cpu", "gpu"])
+def test_every_rung_of_the_paged_ladder_is_there_at_each_point(machine):
+    """And a page is 16 tokens, or as long as the sequence."""
+    points = {}
+    for case in cases_of(load_suite("paged-ladder"), machine, catalog()):
+        p = case.params
+        page = {16: "pages", p["n"]: "one page"}.get(p.get("page_size"), p.get("page_size"))
+        points.setdefault((p["b"], p["n"], p["mode"]), []).append((p["kernel"], p.get("constants"), page))
+    one, whole = '{"splits": 1}', None
+    rungs = [("flash", None, None), *(("paged", constants, "one page") for constants in (one, whole)),
+             *(("paged_gather", constants, "pages") for constants in (one, whole)),
+             *(("paged_launches", json.dumps({"launch": each}), "pages") for each in ("request", "page")),
+             *(("paged", constants, "pages") for constants in (one, whole))]
+    assert len(points) == (2 * 8 if machine == "gpu" else 4)
+    for (b, n, _), found in points.items():
+        smaller_and_larger = [found.pop() for _ in range(3)] if (machine, b, n) == ("gpu", 16, 4096) else []
+        assert found == rungs
+        assert sorted(page for *_, page in smaller_and_larger) in ([], [8, 32, 64])
 
 
 def test_models_have_shapes_and_sources():

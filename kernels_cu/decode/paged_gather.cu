@@ -7,7 +7,8 @@
 //
 // grid    (ceil(longest / TOKENS), B), with the longest that the table can name; blocks behind a sequence's
 //         end return
-// block   TOKENS tokens: their page numbers first, then 16 bytes of K and of V a thread and step
+// block   TOKENS tokens: their page numbers first, then 16 bytes of K and of V a thread and step; six blocks
+//         a multiprocessor keep 48 KB in flight
 // smem    the page numbers
 // bytes   every K and V row read once and written once, its page number; one length a thread, one number of a
 //         flat piece a sequence
@@ -22,7 +23,7 @@ struct Smem {
 };
 static_assert(sizeof(Smem) == SMEM_BYTES, "the plan's shared memory must be this struct");
 
-KERNEL(THREADS, 1)
+KERNEL(THREADS, 6)
 paged_gather(const View<const Element, 4> g_k, const View<const Element, 4> g_v,
              const View<const int, 2> g_table, const int* g_lengths, const View<Element, 4> g_flat_k,
              const View<Element, 4> g_flat_v, const View<int, 2> g_flat_table) {
