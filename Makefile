@@ -5,7 +5,7 @@ PYTHON ?= python3
 JOBS ?= 2
 PORT ?= 8501
 RECORD ?= h200
-SUITES ?= ceilings quick memory page-size
+SUITES ?= ceilings quick memory page-size paged-ladder peers
 
 PY := .venv/bin/python
 READY := .venv/ready

@@ -75,9 +75,10 @@ def describe(params: Mapping[str, Any], entry: Entry, device) -> dict[str, Any]:
     plan = entry.row.plan(shape, device, constants_of(params))
     lengths = lengths_of(params) if params["family"] == "decode" else None
     cost: Cost = entry.row.cost(shape, plan, lengths)
+    extents = dict.fromkeys((x.grid, x.block) for x in plan.launches)  # of thousands of launches a few differ
     return {
-        "grid": json.dumps([list(x.grid) for x in plan.launches]),
-        "block": json.dumps([x.block for x in plan.launches]),
+        "grid": json.dumps([list(grid) for grid, _ in extents]),
+        "block": json.dumps([block for _, block in extents]),
         "smem_bytes": max((x.smem_bytes for x in plan.launches), default=0),
         "constants_used": json.dumps(dict(plan.constants), sort_keys=True, default=str),
         "modelled_flops": cost.flops,

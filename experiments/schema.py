@@ -109,8 +109,8 @@ _PARAMETERS = (
     ("mode", _STRING, "", "launch: a plain launch; graph: a CUDA graph replayed"),
 )
 _PLAN = (
-    ("grid", _STRING, "", "grid of every launch, as JSON"),
-    ("block", _STRING, "", "threads a thread block of every launch, as JSON"),
+    ("grid", _STRING, "", "grids of the launches, as JSON; launches of one grid and block size stand once"),
+    ("block", _STRING, "", "threads a thread block of each such grid, as JSON"),
     ("smem_bytes", _INT, "B", "largest shared memory a launch asks for"),
     ("registers", _INT, "", "largest register count of a thread"),
     ("spill_bytes", _INT, "B", "bytes of registers spilled, all launches"),

@@ -94,13 +94,17 @@ def model_sweeps(model: str, row: Row) -> list[Sweep]:
 
 
 def spread(sweep: Sweep) -> list[Sweep]:
-    """The sweep, and it again with B, M and N at the lower and at the upper ends of their classes."""
+    """The sweep, and it again with B, M and N at the lower and at the upper ends of their classes.
+
+    Both ends together are half the tokens, or twice as many: a limit on tokens gives way as far.
+    """
     found = [sweep]
-    for end in (_low, _high):
+    for end, limit, factor in ((_low, "min_tokens", 0.5), (_high, "max_tokens", 2)):
         axes = {name: sorted({end(x) for x in values}) if name in ("b", "m", "n") else values
                 for name, values in sweep.axes.items()}
+        limits = {name: int(x * factor) if name == limit else x for name, x in sweep.limits.items()}
         if axes != sweep.axes:
-            found.append(replace(sweep, axes=axes))
+            found.append(replace(sweep, axes=axes, limits=limits))
     return found
 
 

@@ -246,7 +246,7 @@ def _settings(row: Mapping[str, Any]) -> dict[str, Value]:
 def _blocks(row: Mapping[str, Any]) -> dict[str, Value]:
     """How many blocks each multiprocessor gets, where there is one launch and the card is known."""
     grids, card = json.loads(row.get("grid", "[]")), lookup(row.get("device", ""))
-    if len(grids) != 1 or card is None or row["family"] != "prefill":
+    if row.get("modelled_launches") != 1 or not grids or card is None or row["family"] != "prefill":
         return {}
     blocks = math.prod(grids[0])
     return {"blocks_per_sm": Value(blocks / card.sms, f"{blocks} / {card.sms}")}
