@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 
 import ml_dtypes  # noqa: F401  (registers bfloat16 with NumPy)
 import numpy as np
@@ -13,6 +14,8 @@ from cuattn.machine import MachineUnavailable, open_machine
 
 os.environ.setdefault("CUATTN_CPU_RACES", "1")  # every kernel a test runs is also checked for races
 os.environ.setdefault("CUATTN_CPU_OPTIMIZE", "g")  # most of them run for a moment: building is what takes time
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell's background job; tests send Ctrl-C to children
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @functools.cache

@@ -8,10 +8,12 @@ poison      NaN or a wrong value, in the forward order with late copies
 report      any other error of the machine: a copy nobody waited for, a deadlock, an access out of bounds
 schedule    other bits under another schedule
 
-`python -m tests.mutants` writes the table to mutants.md; test_mutants.py fails where that is not up to date.
+`python -m tests.mutants` tries them all and writes the table to mutants.md, each file with the identity of the
+sources it was written for. test_mutants.py fails where a source has changed since, and tries some of them again.
 """
 from __future__ import annotations
 
+import hashlib
 import re
 import shutil
 import sys
@@ -44,6 +46,7 @@ VOCABULARY = ("block_sync", "warp_sync", "named_sync", "named_arrive", "cp_async
               "__threadfence", "__syncthreads", "__syncwarp")
 INSTRUMENTS = ("shadow", "poison", "report", "schedule")
 NOTHING = "(void)0"  # what a deleted call becomes
+ONE_IN = 4  # are tried again by the tests
 STEPS = 1 << 22  # of a block, after which a mutant is taken to wait forever
 
 # Why a mutant that nobody notices is no fault of the instruments, by its key.
@@ -169,6 +172,27 @@ def all_mutants() -> tuple[Mutant, ...]:
     files = sorted({file for kernel in ROWS for file in files_of(kernel)})
     return tuple(mutant for file in files
                  for mutant in mutants_of(file, (KERNELS / file).read_text(encoding="utf-8")))
+
+
+@cache
+def identity(file: str) -> str:
+    """8 hex digits over all that runs when a mutant of this file does, comments aside."""
+    texts = {name: text for kernel in ROWS if file in files_of(kernel)
+             for made_of in files_of(kernel) if made_of.endswith(".cu")
+             for name, text in sources.sources(made_of).texts}
+    return hashlib.sha256(repr(sorted(texts.items())).encode()).hexdigest()[:8]
+
+
+def sample() -> tuple[Mutant, ...]:
+    """About one in `ONE_IN` of each file's mutants and at least one, others whenever a source changes."""
+    def draw(mutant: Mutant) -> int:
+        return int(hashlib.sha256(f"{identity(mutant.file)} {mutant.key}".encode()).hexdigest()[:8], 16)
+
+    by_file: dict[str, list[Mutant]] = {}
+    for mutant in all_mutants():
+        by_file.setdefault(mutant.file, []).append(mutant)
+    return tuple(mutant for found in by_file.values()
+                 for mutant in sorted(found, key=draw)[: -(-len(found) // ONE_IN)])
 
 
 # --- running
@@ -323,7 +347,7 @@ def table(results: dict[Mutant, set[str]]) -> str:
     text += [f"| {what} | " + " | ".join(str(count[name]) for name in INSTRUMENTS) + " |"
              for what, count in counts.items()]
     for file in dict.fromkeys(mutant.file for mutant in results):
-        text += ["", f"## {file}", "", f"| in | call | {head} |", f"|---|---|{rule}"]
+        text += ["", f"## {file}", "", f"Of the sources `{identity(file)}`.", "", f"| in | call | {head} |", f"|---|---|{rule}"]
         for mutant, who in results.items():
             if mutant.file == file:
                 marks = " | ".join("×" if name in who else "" for name in INSTRUMENTS)

@@ -89,7 +89,7 @@ SUITE = """
 title = "Planted"
 question = "Does every case end as a row?"
 [repeat]
-compile_s = 3
+compile_s = 6
 deadline_s = 2
 [cpu.small]
 kernels = ["flash"]

@@ -74,7 +74,7 @@ def test_at_any_moment_of_the_first_seconds(begin, tenths, tmp_path):
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_impatient_fingers(tmp_path, jobs):
     kernel = plant(tmp_path / "k", ["sleep"])[0]
-    text = SUITE.replace("compile_s = 3", "compile_s = 600").replace("n = 16", "n = [16, 17, 18]")
+    text = SUITE.replace("compile_s = 6", "compile_s = 600").replace("n = 16", "n = [16, 17, 18]")
     process = command("run", suite_file(tmp_path, text), "--machine", "cpu", "--out", tmp_path / "run",
                       "--kernel", kernel, "--jobs", jobs)
     wait_for(lambda: len(asleep(kernel)) == jobs and lines(tmp_path / "run") >= 1)
@@ -87,7 +87,7 @@ def test_impatient_fingers(tmp_path, jobs):
 
 def test_every_worker_notes_what_it_was_at(tmp_path):
     kernel = plant(tmp_path / "k", ["sleep"])[0]
-    text = SUITE.replace("compile_s = 3", "compile_s = 600").replace("n = 16", "n = [16, 17, 18]")
+    text = SUITE.replace("compile_s = 6", "compile_s = 600").replace("n = 16", "n = [16, 17, 18]")
     process = command("run", suite_file(tmp_path, text), "--machine", "cpu", "--out", tmp_path / "run",
                       "--kernel", kernel, "--jobs", "2")
     wait_for(lambda: len(asleep(kernel)) == 2)

@@ -14,7 +14,7 @@ from experiments.schema import PERFORMANCE
 
 STATUSES = {
     "abort": ("crash", "SIGABRT while building"),
-    "sleep": ("timeout", "killed after 3 s of building"),
+    "sleep": ("timeout", "killed after 6 s of building"),
     "leave": ("crash", "exit code 3 while building"),
     "killed": ("crash", "SIGKILL while building"),
     "late": ("crash", "SIGABRT while running"),
@@ -73,7 +73,7 @@ def test_right_before_timing_and_wrong_after_it(cpu, tmp_path, monkeypatch):
 
 def test_a_worker_killed_while_others_work(tmp_path):
     [kernel] = plant(tmp_path / "k", ["sleep"])
-    text = SUITE.replace("compile_s = 3", "compile_s = 60").replace("n = 16", f"n = {list(range(16, 24))}")
+    text = SUITE.replace("compile_s = 6", "compile_s = 60").replace("n = 16", f"n = {list(range(16, 24))}")
     run = tmp_path / "run"
     process = command("run", suite_file(tmp_path, text), "--machine", "cpu", "--out", run, "--kernel", kernel,
                       "--jobs", "2", "--limit", "9")
@@ -95,7 +95,7 @@ def test_a_worker_killed_while_others_work(tmp_path):
 
 def test_who_is_free_does_the_rest_while_one_hangs(tmp_path):
     [kernel] = plant(tmp_path / "k", ["sleep"])
-    text = SUITE.replace("compile_s = 3", "compile_s = 60") + """
+    text = SUITE.replace("compile_s = 6", "compile_s = 60") + """
 [cpu.rest]
 kernels = ["paged"]
 h = 2
@@ -120,7 +120,7 @@ n = [20, 21, 22, 23, 24]
 
 
 GPU_SUITE = (
-    SUITE.replace("[cpu.small]", "[gpu.small]").replace("compile_s = 3\ndeadline_s = 2", "timeout_s = 0.3")
+    SUITE.replace("[cpu.small]", "[gpu.small]").replace("compile_s = 6\ndeadline_s = 2", "timeout_s = 0.3")
     + """
 [gpu.decode]
 kernels = ["paged"]

@@ -159,7 +159,7 @@ def test_the_lock_of_a_gpu(tmp_path, monkeypatch):
 def sleeper(tmp_path) -> tuple[Path, Path, subprocess.Popen]:
     """A run that sleeps in its second and last case."""
     [kernel] = plant(tmp_path / "k", ["sleep"])
-    run, text = tmp_path / "run", SUITE.replace("compile_s = 3", "compile_s = 600")
+    run, text = tmp_path / "run", SUITE.replace("compile_s = 6", "compile_s = 600")
     process = command("run", suite_file(tmp_path, text), "--machine", "cpu", "--out", run, "--kernel", kernel)
     wait_for(lambda: lines(run) == 1 and asleep(kernel))
     return run, Path(kernel), process
@@ -189,6 +189,6 @@ def test_two_resumes_of_one_run(tmp_path):
 
 def test_no_gpu_no_lock(tmp_path, monkeypatch):
     monkeypatch.setenv("CUATTN_CACHE_DIR", str(tmp_path / "cache"))
-    text = SUITE.replace("compile_s = 3", "compile_s = 600")
+    text = SUITE.replace("compile_s = 6", "compile_s = 600")
     finished("run", suite_file(tmp_path, text), "--machine", "cpu", "--out", tmp_path / "run")
     assert not (tmp_path / "cache" / "locks").exists() and (tmp_path / "cache").exists()

@@ -39,7 +39,7 @@ def test_kill_the_runner_and_resume(tmp_path):
 def test_interrupt_keeps_what_is_done_and_resume_takes_it_up(tmp_path):
     run = tmp_path / "run"
     [kernel] = plant(tmp_path / "k", ["sleep"])
-    text = SUITE.replace("compile_s = 3", "compile_s = 60")
+    text = SUITE.replace("compile_s = 6", "compile_s = 60")
     process = command("run", suite_file(tmp_path, text), "--machine", "cpu", "--out", run, "--kernel", kernel)
     wait_for(lambda: lines(run) == 1)
     time.sleep(0.3)
@@ -61,7 +61,7 @@ def test_interrupt_keeps_what_is_done_and_resume_takes_it_up(tmp_path):
 
 def test_the_worker_dies_with_the_runner(tmp_path):
     [kernel] = plant(tmp_path / "k", ["sleep"])
-    text = SUITE.replace("compile_s = 3", "compile_s = 60")
+    text = SUITE.replace("compile_s = 6", "compile_s = 60")
     run = tmp_path / "run"
     process = command("run", suite_file(tmp_path, text), "--machine", "cpu", "--out", run, "--kernel", kernel)
     wait_for(lambda: lines(run) == 1)
