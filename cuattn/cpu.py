@@ -144,6 +144,18 @@ class CpuMachine:
         """A new array of the caller's kind: here always one of this machine."""
         return self.empty(shape, dtype)
 
+    def reset_peak(self, limit: int | None = None) -> None:
+        """From now on `peak_pool_bytes` counts what is allocated, and more than `limit` bytes are refused."""
+        self.arena.reset_peak(limit)
+
+    def lift_limit(self) -> None:
+        """Nothing is refused any more but what does not fit."""
+        self.arena.limit = None
+
+    def peak_pool_bytes(self) -> int:
+        """Most bytes in arrays at any one time since `reset_peak`, beside those there were then."""
+        return self.arena.peak_bytes
+
     # ---- launches
 
     def stream(self, array=None):

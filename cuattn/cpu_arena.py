@@ -58,7 +58,10 @@ class Arena:
         self._free = [(mmap.PAGESIZE, size - mmap.PAGESIZE)]  # (offset, size), by offset, no two adjacent
         self._lock = threading.Lock()
         # NOTE: a finalizer may run in the middle of anything, `_take` included, so it only leaves a note.
-        self._returned: deque[tuple[int, int]] = deque()
+        self._returned: deque[tuple[int, int, int]] = deque()
+        self.limit: int | None = None  # bytes that arrays may hold beside those of the last `reset_peak`
+        self._held = 0  # bytes in arrays, without what rounds them up; since the last `reset_peak`
+        self.peak_bytes = 0
 
     @classmethod
     def largest(cls) -> Arena:
@@ -120,10 +123,21 @@ class Arena:
         size = _up(nbytes, mmap.PAGESIZE) + mmap.PAGESIZE
         with self._lock:
             self._merge_returned()
+            if self.limit is not None and self._held + nbytes > self.limit:
+                raise OutOfMemory(f"an array of {nbytes} bytes does not fit: {self._held} of the "
+                                  f"{self.limit} bytes that are allowed are in use")
             offset = self._take(size)
+            self._held += nbytes
+            self.peak_bytes = max(self.peak_bytes, self._held)
         raw = np.frombuffer(self._map, np.uint8, nbytes, offset)
-        weakref.finalize(raw, self._give, offset, size).atexit = False
+        weakref.finalize(raw, self._give, offset, size, nbytes).atexit = False
         return raw
+
+    def reset_peak(self, limit: int | None = None) -> None:
+        """Count `peak_bytes` from here, where it is 0, and refuse what would take it above `limit`."""
+        with self._lock:
+            self._merge_returned()
+            self._held, self.peak_bytes, self.limit = 0, 0, limit
 
     def owns(self, array: np.ndarray) -> bool:
         """Whether all of the array's memory lies in the arena."""
@@ -143,16 +157,17 @@ class Arena:
     def _in_use(self) -> int:
         return self.size - mmap.PAGESIZE - sum(room for _, room in self._free)
 
-    def _give(self, offset: int, size: int) -> None:
+    def _give(self, offset: int, size: int, nbytes: int) -> None:
         if hasattr(mmap, "MADV_REMOVE"):
             self._map.madvise(mmap.MADV_REMOVE, offset, size)  # a hole: the pages go, and read as zero
         else:
             self._bytes[offset : offset + size] = 0
-        self._returned.append((offset, size))
+        self._returned.append((offset, size, nbytes))
 
     def _merge_returned(self) -> None:
         while self._returned:
-            offset, size = self._returned.popleft()
+            offset, size, nbytes = self._returned.popleft()
+            self._held -= nbytes
             i = bisect_left(self._free, (offset, 0))
             if i < len(self._free) and self._free[i][0] == offset + size:
                 size += self._free.pop(i)[1]

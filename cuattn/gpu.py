@@ -265,16 +265,28 @@ class GpuMachine:
 
     # --- footprint
 
-    def reset_peak(self) -> None:
+    def reset_peak(self, limit: int | None = None) -> None:
         """Starts a fresh memory pool, so that `peak_pool_bytes` counts what is allocated from now on.
 
         A pool that has served before hands out pieces of what it already holds, and its size says nothing.
+
+        Parameters
+        ----------
+        limit : int, optional
+            Bytes that the pool may hold; an allocation beyond them is CuPy's OutOfMemoryError.
         """
         self.xp.get_default_memory_pool().free_all_blocks()
         if self._pool is not None:
             self._pool.free_all_blocks()
         self._pool = self.xp.cuda.MemoryPool()
+        if limit is not None:
+            self._pool.set_limit(size=max(limit, 1))  # CuPy takes 0 for no limit
         self.xp.cuda.set_allocator(self._pool.malloc)
+
+    def lift_limit(self) -> None:
+        """The pool may hold what the device has, again."""
+        if self._pool is not None:
+            self._pool.set_limit(size=0)
 
     def peak_pool_bytes(self) -> int:
         """High-water mark of CuPy's pool, in bytes, since `reset_peak`."""

@@ -106,11 +106,14 @@ def _long(drawn: pd.DataFrame) -> pd.DataFrame:
 
 
 def _capacity(drawn: pd.DataFrame, most: float, scale: float, unit: str) -> list:
-    """A line at the device's memory, where a curve comes near enough for it to matter."""
-    held = drawn["device_bytes"].max() / 1e9 * scale
+    """A line at the memory there is, the device's or what a limit leaves, where a curve comes near it."""
+    left = (drawn["memory_limit_bytes"] - drawn["memory_reserve_bytes"]).max()
+    name = "memory of the device" if np.isnan(left) else "what the memory limit leaves"
+    held = (drawn["device_bytes"].max() if np.isnan(left) else left) / 1e9 * scale
     if not held <= 3 * most:
         return []
-    data = pd.DataFrame({"amount": [held], "text": [f"memory of the device, {held:,.0f} {unit}"]})
+    amount = f"{held:,.0f}" if held >= 10 else f"{held:.2g}"
+    data = pd.DataFrame({"amount": [held], "text": [f"{name}, {amount} {unit}"]})
     base = alt.Chart(data).encode(y=alt.Y(field="amount", type="quantitative"))
     rule = base.mark_rule(color=style.INK, strokeDash=[2, 3])
     words = base.mark_text(align="left", dx=6, dy=9, fontSize=11.5, color=style.SLATE)

@@ -18,7 +18,10 @@ def add(out: pd.DataFrame) -> pd.DataFrame:
     out["ragged"] = decode & ~out["lengths_source"].isin(["", "uniform"])
     heads = [_heads(h, hkv, d) for h, hkv, d in zip(out["h"], out["hkv"], out["d"])]
     out["heads"] = heads
-    out["what"] = [model or head for model, head in zip(out["model"], heads)]
+    named = [model or head for model, head in zip(out["model"], heads)]
+    limits = zip(out["memory_limit_bytes"], out["memory_reserve_bytes"])
+    # Rows under a limit are another subject: where they met those without one, an `oom` would be both's.
+    out["what"] = [" · ".join(filter(None, words)) for words in zip(named, map(_limit, limits))]
     out["load"] = [
         _load(row)
         for row in out[["b", "length", "ragged", "lengths_source", "tokens"]].itertuples(index=False)
@@ -67,6 +70,14 @@ def _variant(kernel: str, constants: str) -> str:
 
 def _heads(h: float, hkv: float, d: float) -> str:
     return "" if not np.isfinite(h) else f"{count(h)}/{count(hkv)} heads · D{count(d)}"
+
+
+def _limit(sizes: tuple[float, float]) -> str:
+    """"in 24 GB − 18 GB" for a row under a memory limit."""
+    most, kept = sizes
+    if not np.isfinite(most):
+        return ""
+    return f"in {size(most)}" + (f" − {size(kept)}" if kept > 0 else "")
 
 
 def _load(row) -> str:

@@ -44,6 +44,8 @@ NUMBERS = (
     "modelled_scratch_bytes",
     "modelled_peak_bytes",
     "device_bytes",
+    "memory_limit_bytes",
+    "memory_reserve_bytes",
 )
 NAMES = (
     "run_id",

@@ -14,6 +14,7 @@ from typing import Any
 import cuattn
 from cuattn import timing, tuned
 from experiments import costs, environment, subjects
+from experiments.memory import Room
 from experiments.schema import PERFORMANCE, derive
 from experiments.suite import Repeat
 
@@ -75,20 +76,19 @@ def run_case(
 
 
 def _attempt(machine, params, repeat, kernels, phase, row) -> None:
-    gpu = machine.name == "gpu"
     entry = kernels[params["kernel"]]
     row |= costs.describe(params, entry, machine.device)  # first, so that a case without room still has them
-    if gpu:
-        _fresh_pool(machine)
-    subject = subjects.make(machine, params, entry, lambda: _fresh_pool(machine) if gpu else None)
-    try:
-        row |= subject.columns()
-        _judge(machine, params, subject, repeat, phase, row)
-    finally:
-        subject.close()
+    with Room(machine, params, row) as room:
+        room.foresee()
+        subject = subjects.make(machine, params, entry, room.open)
+        try:
+            row |= subject.columns()
+            _judge(machine, params, subject, room, repeat, phase, row)
+        finally:
+            subject.close()
 
 
-def _judge(machine, params, subject, repeat, phase, row) -> None:
+def _judge(machine, params, subject, room, repeat, phase, row) -> None:
     """Run, check, and on a GPU time and check again."""
     gpu = machine.name == "gpu"
     subject.poison()
@@ -97,13 +97,7 @@ def _judge(machine, params, subject, repeat, phase, row) -> None:
         machine.synchronize()
     phase("run")
     _counted_run(machine, subject, row)
-    if gpu:
-        row |= {
-            "measured_peak_pool_bytes": (
-                subject.input_bytes() + machine.peak_pool_bytes() + subject.outside_bytes()
-            ),
-            "measured_device_used_bytes": machine.used_bytes(),
-        }
+    room.judge(subject)
     if not _correct(subject, row) or not gpu:
         return
     _time(machine, params, subject, repeat, row)
@@ -111,12 +105,6 @@ def _judge(machine, params, subject, repeat, phase, row) -> None:
     subject.run()
     machine.synchronize()
     _correct(subject, row)
-
-
-def _fresh_pool(machine) -> None:
-    """Forget temporaries, and count memory from here."""
-    gc.collect()
-    machine.reset_peak()
 
 
 def _counted_run(machine, subject, row) -> None:

@@ -23,7 +23,9 @@ from experiments.run_cli import (
     Lengths,
     Limit,
     MachineName,
+    MemoryLimit,
     Only,
+    Reserve,
     ShardOf,
     SuiteName,
     request_of,
@@ -80,9 +82,14 @@ def plan(
     lengths: Lengths = None,
     batch: Batch = None,
     shard: ShardOf = None,
+    memory_limit: MemoryLimit = None,
+    reserve: Reserve = None,
 ) -> None:
     """List every case of a suite with its estimated time, and run nothing."""
-    request = request_of(suite, machine, kernel, only, limit, lengths, batch, shard)
+    request = request_of(
+        suite, machine, kernel, only=only, limit=limit, lengths=lengths, batch=batch, shard=shard,
+        memory_limit=memory_limit, reserve=reserve,
+    )
     found, chosen, cases = runner.plan(request)
     cases = estimate.with_estimates(cases, chosen, found.repeat)
     seconds = {case.case_id: case.estimate_s for case in cases}

@@ -75,9 +75,9 @@ def command_line(request: Request) -> str:
     words = ["run", request.suite, "--machine", request.machine]
     for path in request.kernels:
         words += ["--kernel", path]
-    for name in ("only", "limit", "lengths", "batch", "shard"):
+    for name in ("only", "limit", "lengths", "batch", "shard", "memory_limit", "reserve"):
         if (value := getattr(request.options, name)) is not None:
-            words += [f"--{name}", str(value)]
+            words += [f"--{name.replace('_', '-')}", str(value)]
     for name in ("devices", "jobs"):
         if (value := getattr(request, name)) is not None:
             words += [f"--{name}", str(value)]

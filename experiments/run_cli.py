@@ -42,6 +42,14 @@ Batch = Annotated[
 ShardOf = Annotated[
     Optional[str], typer.Option("--shard", help="I/N: only the I-th of N parts, such as 1/4, for batch jobs.")
 ]
+MemoryLimit = Annotated[
+    Optional[str],
+    typer.Option("--memory-limit", help="Play a card of that memory, such as 24GB: what needs more is oom."),
+]
+Reserve = Annotated[
+    Optional[str],
+    typer.Option("--reserve", help="What weights and the rest of a service take of the limit, such as 18GB."),
+]
 Devices = Annotated[
     Optional[str],
     typer.Option(
@@ -55,18 +63,15 @@ Wait = Annotated[
 ]
 
 
-def request_of(
-    suite, machine, kernel, only, limit, lengths, batch, shard=None, devices=None, jobs=None
-) -> runner.Request:
-    """The options as a request.
+def request_of(suite, machine, kernel, devices=None, jobs=None, **options) -> runner.Request:
+    """The options as a request; `options` are those of `sweep.Options`.
 
     Raises
     ------
     UserError
     """
     check_machine(machine)
-    options = Options((), only, limit, lengths, batch, shard)
-    return runner.Request(suite, machine, tuple(kernel or ()), options, devices, jobs)
+    return runner.Request(suite, machine, tuple(kernel or ()), Options(**options), devices, jobs)
 
 
 @dataclass
@@ -102,13 +107,18 @@ def run(
         Optional[Path], typer.Option("--out", help="The run's folder; a new one below ./runs if not given.")
     ] = None,
     shard: ShardOf = None,
+    memory_limit: MemoryLimit = None,
+    reserve: Reserve = None,
     devices: Devices = None,
     jobs: Jobs = None,
     wait: Wait = False,
 ) -> None:
     """Run a suite: every case ends as a row, in a folder of the run's own."""
     with _Stopping() as stopping:
-        request = request_of(suite, machine, kernel, only, limit, lengths, batch, shard, devices, jobs)
+        request = request_of(
+            suite, machine, kernel, devices, jobs, only=only, limit=limit, lengths=lengths, batch=batch,
+            shard=shard, memory_limit=memory_limit, reserve=reserve,
+        )
         runner.plan(request)  # what the user mistyped is said before a worker starts
         with runner.crew_of(request, load_suite(suite).repeat, note, wait) as crew:
             with held():

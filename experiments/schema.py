@@ -107,6 +107,8 @@ _PARAMETERS = (
     ("bytes", _INT, "B", "bytes a probe moves"),
     ("flops", _INT, "flop", "floating-point operations a probe does"),
     ("mode", _STRING, "", "launch: a plain launch; graph: a CUDA graph replayed"),
+    ("memory_limit_bytes", _INT, "B", "memory of the card that was played; null without a limit"),
+    ("memory_reserve_bytes", _INT, "B", "the part of it that a case may not use"),
 )
 _PLAN = (
     ("grid", _STRING, "", "grids of the launches, as JSON; launches of one grid and block size stand once"),
@@ -143,6 +145,7 @@ _COUNTED = (
     ("counted_atomics", _INT, "", "global atomic operations, one a lane"),
     ("counted_bytes_loaded", _INT, "B", "global bytes the kernels requested to read"),
     ("counted_bytes_stored", _INT, "B", "global bytes the kernels requested to write"),
+    ("counted_peak_bytes", _INT, "B", "peak of inputs, outputs and scratch; only under a memory limit"),
 )
 _MODELLED = (
     ("modelled_flops", _INT, "flop", "useful floating-point operations"),
@@ -163,6 +166,7 @@ _OUTCOME = (
     ("lse_err", _FLOAT, "", "largest |LSE - reference|"),
     ("lse_tolerance", _FLOAT, "", "what lse_err may be"),
     ("check", _STRING, "", "full: every row compared; sampled: chosen rows, and finiteness of the rest"),
+    ("memory_known_by", _STRING, "", "under a memory limit: its use was measured, counted or modelled"),
     ("emulation_s", _FLOAT, "s", "wall time of one run on the CPU machine; says nothing about a GPU"),
 )
 

@@ -19,18 +19,19 @@ from experiments.catalog import Entry
 from experiments.costs import constants_of
 
 
-def make(machine, params: Mapping[str, Any], entry: Entry, trim: Callable[[], Any], arrays=None):
-    """Build inputs, plan and compile; `trim` is called in between, to forget the inputs' temporaries.
+def make(machine, params: Mapping[str, Any], entry: Entry, trim: Callable[[Mapping], Any], arrays=None):
+    """Build inputs, plan and compile; `trim` is told the inputs in between, to forget their temporaries.
 
     `arrays`, another subject's of the same shape and seed, are taken instead of built.
     """
     if params["family"] == "probe":
+        trim({})
         return Probe(machine, params)
     if entry.row is None:
         peers.require(machine, params)
     if arrays is None:
         arrays = inputs.build(machine, params)
-        trim()
+        trim(arrays)
     if entry.row is None:
         return peers.make(machine, params, arrays)
     return {"prefill": Prefill, "decode": Decode, "cache": Append}[params["family"]](machine, params, arrays)
@@ -65,6 +66,10 @@ class _Ours:
 
     def outside_bytes(self) -> int:
         """Memory it uses outside the machine's pool."""
+        return 0
+
+    def kept_bytes(self) -> int:
+        """Memory of the pool that is kept for the check, and none of the kernel's."""
         return 0
 
     def close(self) -> None:
@@ -120,9 +125,8 @@ class Append(_Ours):
         self.before = {name: self.arrays[name].copy() for name in ("k_cache", "v_cache")}
         return cuattn.plan_append(**self.arrays, kernel=self.params["kernel"], constants=constants)
 
-    def input_bytes(self) -> int:
-        """The copies that are kept for the check are none of the kernel's."""
-        return super().input_bytes() - sum(array.nbytes for array in self.before.values())
+    def kept_bytes(self) -> int:
+        return sum(array.nbytes for array in self.before.values()) if self.machine.name == "gpu" else 0
 
     def poison(self) -> None:
         for name, array in self.before.items():

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cuattn.kernels.base import ELEMENT_BYTES, AttentionShape
+from experiments import memory
 from experiments.catalog import Entry
 from experiments.lengths import batches, read_lengths
 from experiments.models import model
@@ -60,6 +61,8 @@ class Options:
     lengths: str | None = None
     batch: int | None = None
     shard: str | None = None  # "i/n", of the cases that the other options leave
+    memory_limit: str | None = None  # a size such as "24GB", and what of it no case may use
+    reserve: str | None = None
 
 
 def cases_of(
@@ -70,12 +73,14 @@ def cases_of(
     Raises
     ------
     UserError
-        An unknown kernel or model, axes that do not belong together, a shard that is none, or no case left.
+        An unknown kernel or model, axes that do not belong together, a shard or memory limit that is none, or
+        no case left.
     """
-    ragged = _ragged(options, machine)
+    ragged, limit = _ragged(options, machine), memory.parameters(options.memory_limit, options.reserve)
     found: dict[str, Case] = {}
     for sweep in suite.sweeps(machine):
         for params in _expand(sweep, known, options, ragged, f"{suite.name}: {machine}.{sweep.name}"):
+            params |= limit
             identity = case_id(params)
             found.setdefault(identity, Case(identity, params))
     if options.only and options.only not in known:

@@ -9,6 +9,8 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
+from experiments.quantities import gb
+
 STYLES = {
     "ok": "green",
     "unsupported": "dim",
@@ -36,7 +38,10 @@ PARAMETERS = (
     "mode",
     "cache_mode",
     "constants",
+    "memory_limit_bytes",
+    "memory_reserve_bytes",
 )
+SIZES = ("memory_limit_bytes", "memory_reserve_bytes")  # printed in GB
 RESULTS = (
     ("measured_time_us", "measured\nµs", 1, "{:.1f}"),
     ("measured_tflops", "measured\nTFLOP/s", 1, "{:.1f}"),
@@ -45,6 +50,7 @@ RESULTS = (
     ("counted_launches", "counted\nlaunches", 1, "{:.0f}"),
     ("counted_bytes_loaded", "counted\nMB read", 1e6, "{:.2f}"),
     ("counted_bytes_stored", "counted\nMB stored", 1e6, "{:.2f}"),
+    ("counted_peak_bytes", "counted\npeak MB", 1e6, "{:.1f}"),
     ("modelled_peak_bytes", "modelled\npeak MB", 1e6, "{:.1f}"),
 )
 
@@ -64,7 +70,7 @@ def split_parameters(rows: list[dict]) -> tuple[list[str], str]:
         if name == "kernel" or len(set(values)) > 1:
             shown.append(name)
         elif values and values[0] is not None:
-            fixed.append(f"{name} {_constants(values[0]) if name == 'constants' else _cell(values[0])}")
+            fixed.append(f"{_head(name)} {_parameter(name, values[0])}")
     return shown, " · ".join(fixed)
 
 
@@ -106,12 +112,22 @@ def add_parameters(table: Table, names: list[str]) -> None:
             "constants",
             "cache_mode",
         )
-        table.add_column(name.replace("_", "\n"), justify="left" if text else "right", no_wrap=True)
+        table.add_column(_head(name).replace("_", "\n"), justify="left" if text else "right", no_wrap=True)
 
 
 def parameter_cells(row: dict, names: list[str]) -> list[str]:
     """The parameters of one row as text."""
-    return [_constants(row.get(n)) if n == "constants" else _cell(_plain(row.get(n))) for n in names]
+    return [_parameter(name, _plain(row.get(name))) for name in names]
+
+
+def _head(name: str) -> str:
+    return name.removesuffix("_bytes") if name in SIZES else name
+
+
+def _parameter(name: str, value) -> str:
+    if name in SIZES and value is not None:
+        return gb(value)
+    return _constants(value) if name == "constants" else _cell(value)
 
 
 def _constants(text) -> str:

@@ -85,7 +85,7 @@ def _attempt(machine, pair, repeat: Repeat, kernels, phase, found, made) -> None
     for name, params in zip(SIDES, (pair["a"], pair["b"])):
         with _side(found, name):
             arrays = made[0].arrays if made else None
-            made.append(subjects.make(machine, params, kernels[params["kernel"]], gc.collect, arrays))
+            made.append(subjects.make(machine, params, kernels[params["kernel"]], _collect, arrays))
     for name, subject in zip(SIDES, made):
         with _side(found, name):
             subject.run()  # loads the module, and makes a peer's workspace, before the deadline starts
@@ -94,6 +94,10 @@ def _attempt(machine, pair, repeat: Repeat, kernels, phase, found, made) -> None
     if _right(machine, made, found):
         _time(machine, pair, made, repeat, found)
         _right(machine, made, found)
+
+
+def _collect(arrays) -> None:
+    gc.collect()
 
 
 def _right(machine, made, found) -> bool:

@@ -11,6 +11,7 @@ from rich.table import Table
 from experiments import tables
 from experiments.ab.comparison import Compared, Comparison, Counted, Excluded
 from experiments.ab.statistics import FASTER, SAME, SLOWER, UNDECIDED, VERDICTS
+from experiments.memory import cap_of
 from experiments.words import several
 
 STYLES = {FASTER: "green", SLOWER: "red", SAME: "dim", UNDECIDED: "yellow"}
@@ -133,6 +134,7 @@ def shape_words(params: Mapping[str, Any]) -> str:
         if name not in implied and params.get(name) is not None:
             words.append(f"{name} {params[name]}")
     words += ["causal"] * bool(params.get("causal"))
+    words += [f"in {cap.words}"] if (cap := cap_of(params)) else []
     words += [str(params[name]) for name, usual in USUAL.items() if params.get(name) not in (None, usual)]
     return " ".join(words)
 

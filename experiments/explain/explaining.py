@@ -87,7 +87,7 @@ def explain(request: Request, machine=None) -> dict[str, Any]:
     asking.check_size(params, request.wait_s)
     try:
         machine = cuattn.open_machine("cpu") if machine is None else machine
-        subject = subjects.make(machine, params, entry, lambda: None)
+        subject = subjects.make(machine, params, entry, lambda arrays: None)
         planned = subject.planned
         launches = [launch for launch in planned.plan.launches if all(launch.grid)]
         _check_block(request.block, launches)

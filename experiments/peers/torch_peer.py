@@ -66,6 +66,9 @@ class TorchPeer:
         """Most bytes PyTorch held beyond the inputs: output and workspace."""
         return self.torch.cuda.max_memory_allocated() - self._before
 
+    def kept_bytes(self) -> int:
+        return 0
+
     def close(self) -> None:
         """Give PyTorch's cached memory back, so that the next case has the whole card."""
         self.__dict__ = {"torch": self.torch}
