@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from experiments import environment
 from experiments.locks import Lock
 from experiments.places import Place, lock_device
 from experiments.suite import Repeat
@@ -14,6 +15,11 @@ from experiments.words import UserError
 from experiments.worker import Unavailable, Worker, wait
 
 Say = Callable[[str], None]
+LOSSES = 3  # places that may be lost with the same case before it is to blame
+
+
+class Lost(RuntimeError):
+    """A worker's place is gone, and its case has not ended; the message says which place."""
 
 
 class Crew:
@@ -35,6 +41,7 @@ class Crew:
     """
 
     kind = Worker
+    wait = staticmethod(wait)
 
     def __init__(
         self,
@@ -63,6 +70,10 @@ class Crew:
         """What rows say of the first worker's device."""
         return self.workers[0].device
 
+    def environment(self) -> dict[str, Any]:
+        """What the workers run on, for the manifest."""
+        return environment.capture()
+
     def __enter__(self) -> Crew:
         try:
             self.start()
@@ -90,7 +101,7 @@ class Crew:
             worker.launch()
         for worker in self.workers:
             while worker.starting:
-                wait([worker])
+                self.wait([worker])
                 worker.step()
         self._one_kind()
         if self.machine != "gpu":
@@ -126,15 +137,15 @@ class Crew:
     ) -> None:
         """Run the cases, each once; a worker that cannot be replaced leaves its case to the others.
 
-        `begun` is told who begins which case, and `ended` the columns it ended with. On an exception `busy`
-        says who was at what.
+        `begun` is told who begins which case, and `ended` the columns it ended with. A case whose place is
+        lost ends as interrupted, and begins once more. On an exception `busy` says who was at what.
 
         Raises
         ------
         Unavailable
             No worker is left.
         """
-        queue, self.busy = deque(cases), {}
+        queue, self.busy, lost = deque(cases), {}, Counter()
         while queue or self.busy:
             for worker in self.workers:
                 if worker not in self.busy and queue:
@@ -142,9 +153,18 @@ class Crew:
                     begun(worker, case)
                     self._guard(worker, queue, lambda: worker.assign(case.params))
             if self.busy:
-                wait(list(self.busy))
+                self.wait(list(self.busy))
             for worker in list(self.busy):
-                row = self._guard(worker, queue, worker.step)
+                try:
+                    row = self._guard(worker, queue, worker.step)
+                except Lost as error:
+                    case = self.busy.pop(worker)
+                    lost[case.case_id] += 1
+                    again = lost[case.case_id] < LOSSES
+                    self._say(f"{error}; " + ("it begins once more" if again else "it is given up"))
+                    ended(worker, case, {"status": "interrupted" if again else "crash", "error": str(error)})
+                    queue.extendleft([case] * again)
+                    continue
                 if row is not None:
                     ended(worker, self.busy.pop(worker), row)
 

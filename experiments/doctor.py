@@ -20,6 +20,7 @@ OPTIONAL = (
     ("torch", "PyTorch's attention as a peer"),
     ("flash-attn-3", "FlashAttention-3 as a peer"),
     ("flashinfer-python", "FlashInfer as a peer"),
+    ("ray", "one run over several machines"),
 )
 INSTALL = "pip install -r requirements.txt"
 

@@ -28,6 +28,7 @@ PACKAGES = (
     "torch",
     "flash-attn-3",
     "flashinfer-python",
+    "ray",
 )
 SLOWDOWNS = {"hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake"}
 # Bits of NVML's clock event reasons; power_cap is normal operation of a busy card, not a fault.

@@ -14,7 +14,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from experiments import environment, store
+from experiments import store
 from experiments.crew import Crew
 from experiments.disk import remove_leftovers, sync_folder
 from experiments.locks import Lock, take
@@ -100,12 +100,14 @@ def begin(request: Request, crew: Crew, out: Path | None, say: Say = lambda sent
             "kernels": [os.path.abspath(k) for k in request.kernels],
             "devices": request.devices,
             "jobs": request.jobs,
+            "executor": request.executor,
+            "address": request.address,
             **{k: v for k, v in asdict(request.options).items() if k != "kernels"},
         },
         "command": "python -m experiments " + command_line(request),
         "repeat": asdict(suite.repeat),
         "device": crew.device,
-        "environment": environment.capture(),
+        "environment": crew.environment(),
         "shard": shard,
         "cases": [{"case_id": c.case_id, "params": dict(c.params)} for c in cases],
         "schema_version": SCHEMA_VERSION,

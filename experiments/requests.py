@@ -13,6 +13,7 @@ from experiments.sweep import Case, Options, cases_of
 from experiments.words import UserError, nearest
 
 MACHINES = ("best", "cpu", "gpu")
+EXECUTORS = ("local", "ray")
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,8 @@ class Request:
     options: Options = Options()
     devices: str | None = None
     jobs: int | None = None
+    executor: str = "local"
+    address: str | None = None
 
     def known(self) -> dict[str, Any]:
         return catalog(self.kernels)
@@ -57,6 +60,19 @@ def check_machine(machine: str) -> None:
         raise UserError(f"--machine: '{machine}' is not a machine; {nearest(machine, MACHINES)}")
 
 
+def check_executor(executor: str, address: str | None) -> None:
+    """Refuses a name that is no executor's, and an address that nobody asks for.
+
+    Raises
+    ------
+    UserError
+    """
+    if executor not in EXECUTORS:
+        raise UserError(f"--executor: '{executor}' is not an executor; {nearest(executor, EXECUTORS)}")
+    if address is not None and executor != "ray":
+        raise UserError("--address: is a Ray cluster's; add --executor ray, or leave it out")
+
+
 def need_gpu(command: str, machine: str, so: str) -> None:
     """Refuses a machine that models no time; `so` says what follows from that.
 
@@ -78,7 +94,7 @@ def command_line(request: Request) -> str:
     for name in ("only", "limit", "lengths", "batch", "shard", "memory_limit", "reserve"):
         if (value := getattr(request.options, name)) is not None:
             words += [f"--{name.replace('_', '-')}", str(value)]
-    for name in ("devices", "jobs"):
-        if (value := getattr(request, name)) is not None:
+    for name in ("devices", "jobs", "executor", "address"):
+        if (value := getattr(request, name)) not in (None, "local"):
             words += [f"--{name}", str(value)]
     return shlex.join(words)

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from experiments import runner, store, tables
 from experiments.console import console, note
 from experiments.interrupts import INTERRUPTED, held, ignore
-from experiments.requests import check_machine
+from experiments.requests import check_executor, check_machine
 from experiments.suite import load_suite
 from experiments.sweep import Options
 
@@ -58,12 +58,21 @@ Devices = Annotated[
     ),
 ]
 Jobs = Annotated[Optional[int], typer.Option("--jobs", help="Workers on the CPU machine; 1 if not given.")]
+Executor = Annotated[
+    str, typer.Option("--executor", help="local, or ray: a worker a GPU, or a node, of a Ray cluster.")
+]
+Address = Annotated[
+    Optional[str],
+    typer.Option("--address", help="HOST:PORT of the Ray cluster; that of this host if not given."),
+]
 Wait = Annotated[
     bool, typer.Option("--wait", help="Wait for a GPU or a folder that another run holds, do not refuse.")
 ]
 
 
-def request_of(suite, machine, kernel, devices=None, jobs=None, **options) -> runner.Request:
+def request_of(
+    suite, machine, kernel, devices=None, jobs=None, executor="local", address=None, **options
+) -> runner.Request:
     """The options as a request; `options` are those of `sweep.Options`.
 
     Raises
@@ -71,7 +80,9 @@ def request_of(suite, machine, kernel, devices=None, jobs=None, **options) -> ru
     UserError
     """
     check_machine(machine)
-    return runner.Request(suite, machine, tuple(kernel or ()), Options(**options), devices, jobs)
+    check_executor(executor, address)
+    kernels = tuple(kernel or ())
+    return runner.Request(suite, machine, kernels, Options(**options), devices, jobs, executor, address)
 
 
 @dataclass
@@ -111,13 +122,15 @@ def run(
     reserve: Reserve = None,
     devices: Devices = None,
     jobs: Jobs = None,
+    executor: Executor = "local",
+    address: Address = None,
     wait: Wait = False,
 ) -> None:
     """Run a suite: every case ends as a row, in a folder of the run's own."""
     with _Stopping() as stopping:
         request = request_of(
-            suite, machine, kernel, devices, jobs, only=only, limit=limit, lengths=lengths, batch=batch,
-            shard=shard, memory_limit=memory_limit, reserve=reserve,
+            suite, machine, kernel, devices, jobs, executor, address, only=only, limit=limit, lengths=lengths,
+            batch=batch, shard=shard, memory_limit=memory_limit, reserve=reserve,
         )
         runner.plan(request)  # what the user mistyped is said before a worker starts
         with runner.crew_of(request, load_suite(suite).repeat, note, wait) as crew:
@@ -135,6 +148,10 @@ def resume(
     ] = False,
     devices: Devices = None,
     jobs: Jobs = None,
+    executor: Annotated[
+        Optional[str], typer.Option("--executor", help="local or ray; as the run was begun if not given.")
+    ] = None,
+    address: Address = None,
     wait: Wait = False,
 ) -> None:
     """Run what a run still lacks, where it began or on the GPUs named here."""
@@ -144,7 +161,7 @@ def resume(
             console.print(f"Nothing is missing: {len(opened.cases)} cases have their rows.")
             _close(opened)
             return
-        with runner.crew_for(opened, devices, jobs, note, wait) as crew:
+        with runner.crew_for(opened, devices, jobs, note, wait, executor, address) as crew:
             _complete(opened, crew, cases)
 
 
@@ -168,6 +185,8 @@ def _complete(opened: runner.Run, crew, cases) -> None:
         def progress(case, row) -> None:
             if row is None:
                 bar.update(task, description=escape(case.label))
+                return
+            if row["status"] == "interrupted":  # it begins once more, now or when the run is resumed
                 return
             bar.advance(task)
             if row["status"] in FAILED:

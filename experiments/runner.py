@@ -51,8 +51,20 @@ def crew_of(request: Request, repeat: Repeat, say: Say = lambda sentence: None, 
     UserError
         Devices or workers that are not to be had.
     """
-    machine, where = places(request.machine, request.devices, request.jobs)
-    return Crew(machine, where, [os.path.abspath(path) for path in request.kernels], repeat, say, patient)
+    kind, machine, where = _where(
+        request.executor, request.address, request.machine, request.devices, request.jobs)
+    return kind(machine, where, [os.path.abspath(path) for path in request.kernels], repeat, say, patient)
+
+
+def _where(executor: str, address: str | None, *asked) -> tuple[type[Crew], str, list]:
+    """The kind of crew, its machine and its places."""
+    if executor == "local":
+        return Crew, *places(*asked)
+    from experiments.ray_crew import RayCrew
+    from experiments.ray_places import connect, ray_places
+
+    connect(address)
+    return RayCrew, *ray_places(*asked)
 
 
 def crew_for(
@@ -61,6 +73,8 @@ def crew_for(
     jobs: int | None = None,
     say: Say = lambda sentence: None,
     patient: bool = False,
+    executor: str | None = None,
+    address: str | None = None,
 ) -> Crew:
     """The workers that take up a run, not started; where they work is as the run was asked, or as said here.
 
@@ -69,11 +83,14 @@ def crew_for(
     UserError
     """
     asked, began = run.manifest["request"], run.manifest["device"]
-    if devices is None and jobs is None:
+    before = asked.get("executor", "local")
+    if devices is None and jobs is None and executor in (None, before):
         devices, jobs = asked.get("devices"), asked.get("jobs")
-    machine, where = places(began["machine"], devices, jobs)
+    if executor in (None, before) and address is None:
+        address = asked.get("address")
+    kind, machine, where = _where(executor or before, address, began["machine"], devices, jobs)
     repeat = Repeat(**run.manifest["repeat"])
-    return Crew(machine, where, asked["kernels"], repeat, say, patient, began_on=began["device"])
+    return kind(machine, where, asked["kernels"], repeat, say, patient, began_on=began["device"])
 
 
 def execute(run: Run, crew: Crew, cases: list[Case], progress: Callable[[Case, dict | None], None]) -> None:
