@@ -1,10 +1,11 @@
-"""docs/learn.md does what it shows, and the test of it would notice if it did not."""
+"""docs/learn.md and a section of the README do what they show, and the test would notice if they did not."""
 from __future__ import annotations
 
 import os
 import re
 
 import pytest
+from dashboard_pages import opener
 from lesson import ROOT, Reader, Wrong, blocks, matches
 
 LESSON = ROOT / "docs" / "learn.md"
@@ -15,6 +16,19 @@ def test_every_block_does_what_it_shows(tmp_path):
     with Reader(tmp_path) as reader:
         reader.play(LESSON.read_text(encoding="utf-8"))
     assert sorted(os.listdir(ROOT)) == before
+
+
+def test_the_readmes_own_kernel_runs_and_its_row_is_on_the_dashboard(tmp_path, monkeypatch):
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    section = readme.partition("\n## Bring your own kernel\n")[2].partition("\n## ")[0]
+    assert [block.kind for block in blocks(section)] == ["cuda", "python", "console"]
+    with Reader(tmp_path) as reader:
+        reader.environment["CUATTN_CPU_OPTIMIZE"] = "g"  # the kernel runs for a moment
+        reader.play(section)
+    app = opener(tmp_path, monkeypatch)("overview", runs=tmp_path / "lab" / "runs")
+    said = [chart.proto.alt for chart in app.get("vega_lite_chart")]
+    assert any("2 of 2 cases agree to the byte" in words for words in said), said
+    assert any("rowwise" in table.value.to_string() for table in app.dataframe)
 
 
 def test_every_kind_of_block_is_there():
