@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import cuattn
-from cuattn import timing, tuned
+from cuattn import timing, timing_nvbench, tuned
+from cuattn.kernels.base import Unsupported
 from experiments import costs, environment, subjects
 from experiments.memory import Room
 from experiments.schema import PERFORMANCE, derive
@@ -141,7 +142,9 @@ def _correct(subject, row) -> bool:
 
 def _time(machine, params, subject, repeat: Repeat, row) -> None:
     graph = params["mode"] == "graph"
-    taken = timing.measure(
+    if repeat.timer == "nvbench" and params["cache_mode"] == "warm":
+        raise Unsupported("cache_mode: NVBench samples with a cold cache only; time this case with --timer events")
+    taken = {"events": timing, "nvbench": timing_nvbench}[repeat.timer].measure(
         subject.run,
         machine,
         min_samples=repeat.min_samples,

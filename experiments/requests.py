@@ -6,6 +6,7 @@ import shlex
 from dataclasses import dataclass, replace
 from typing import Any
 
+from cuattn import timing_nvbench
 from experiments import environment
 from experiments.catalog import catalog
 from experiments.suite import Suite, load_suite
@@ -14,6 +15,7 @@ from experiments.words import UserError, nearest
 
 MACHINES = ("best", "cpu", "gpu")
 EXECUTORS = ("local", "ray")
+TIMERS = ("events", "nvbench")
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,7 @@ class Request:
     jobs: int | None = None
     executor: str = "local"
     address: str | None = None
+    timer: str = "events"
 
     def known(self) -> dict[str, Any]:
         return catalog(self.kernels)
@@ -41,6 +44,7 @@ def plan(request: Request, machine: str | None = None) -> tuple[Suite, str, list
     UserError
     """
     suite, known = load_suite(request.suite), request.known()
+    suite = replace(suite, repeat=replace(suite.repeat, timer=request.timer))
     if machine is None:
         machine = request.machine
         if machine == "best":
@@ -73,6 +77,21 @@ def check_executor(executor: str, address: str | None) -> None:
         raise UserError("--address: is a Ray cluster's; add --executor ray, or leave it out")
 
 
+def check_timer(timer: str, machine: str) -> None:
+    """Refuses a name that is no timer's, and one that cannot be had here.
+
+    Raises
+    ------
+    UserError
+    """
+    if timer not in TIMERS:
+        raise UserError(f"--timer: '{timer}' is not a timer; {nearest(timer, TIMERS)}")
+    if timer == "nvbench":
+        need_gpu("--timer nvbench", machine, "leave it out")
+        if not timing_nvbench.available():
+            raise UserError("--timer: nvbench needs cuda-bench, which is not installed; pip install cuda-bench")
+
+
 def need_gpu(command: str, machine: str, so: str) -> None:
     """Refuses a machine that models no time; `so` says what follows from that.
 
@@ -94,7 +113,7 @@ def command_line(request: Request) -> str:
     for name in ("only", "limit", "lengths", "batch", "shard", "memory_limit", "reserve"):
         if (value := getattr(request.options, name)) is not None:
             words += [f"--{name.replace('_', '-')}", str(value)]
-    for name in ("devices", "jobs", "executor", "address"):
-        if (value := getattr(request, name)) not in (None, "local"):
+    for name in ("devices", "jobs", "executor", "address", "timer"):
+        if (value := getattr(request, name)) not in (None, "local", "events"):
             words += [f"--{name}", str(value)]
     return shlex.join(words)

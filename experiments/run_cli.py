@@ -15,8 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from experiments import runner, store, tables
 from experiments.console import console, note
 from experiments.interrupts import INTERRUPTED, held, ignore
-from experiments.requests import check_executor, check_machine
-from experiments.suite import load_suite
+from experiments.requests import check_executor, check_machine, check_timer
 from experiments.sweep import Options
 
 FAILED = ("incorrect", "compile_error", "cuda_error", "crash", "timeout")
@@ -65,13 +64,17 @@ Address = Annotated[
     Optional[str],
     typer.Option("--address", help="HOST:PORT of the Ray cluster; that of this host if not given."),
 ]
+Timer = Annotated[
+    str, typer.Option("--timer", help="events, or nvbench: NVIDIA's own timer, for a second opinion.")
+]
 Wait = Annotated[
     bool, typer.Option("--wait", help="Wait for a GPU or a folder that another run holds, do not refuse.")
 ]
 
 
 def request_of(
-    suite, machine, kernel, devices=None, jobs=None, executor="local", address=None, **options
+    suite, machine, kernel, devices=None, jobs=None, executor="local", address=None, timer="events",
+    **options,
 ) -> runner.Request:
     """The options as a request; `options` are those of `sweep.Options`.
 
@@ -81,8 +84,11 @@ def request_of(
     """
     check_machine(machine)
     check_executor(executor, address)
+    check_timer(timer, machine)
     kernels = tuple(kernel or ())
-    return runner.Request(suite, machine, kernels, Options(**options), devices, jobs, executor, address)
+    return runner.Request(
+        suite, machine, kernels, Options(**options), devices, jobs, executor, address, timer
+    )
 
 
 @dataclass
@@ -124,16 +130,17 @@ def run(
     jobs: Jobs = None,
     executor: Executor = "local",
     address: Address = None,
+    timer: Timer = "events",
     wait: Wait = False,
 ) -> None:
     """Run a suite: every case ends as a row, in a folder of the run's own."""
     with _Stopping() as stopping:
         request = request_of(
-            suite, machine, kernel, devices, jobs, executor, address, only=only, limit=limit, lengths=lengths,
-            batch=batch, shard=shard, memory_limit=memory_limit, reserve=reserve,
+            suite, machine, kernel, devices, jobs, executor, address, timer, only=only, limit=limit,
+            lengths=lengths, batch=batch, shard=shard, memory_limit=memory_limit, reserve=reserve,
         )
-        runner.plan(request)  # what the user mistyped is said before a worker starts
-        with runner.crew_of(request, load_suite(suite).repeat, note, wait) as crew:
+        planned, _, _ = runner.plan(request)  # what the user mistyped is said before a worker starts
+        with runner.crew_of(request, planned.repeat, note, wait) as crew:
             with held():
                 opened = runner.begin(request, crew, out, note)
                 stopping.path = opened.path

@@ -67,6 +67,7 @@ class Repeat:
     timeout_s: float = 3.0
     compile_s: float = 300.0
     deadline_s: float = 120.0
+    timer: str = "events"  # chosen by the command line, not by a suite
 
 
 @dataclass(frozen=True)
@@ -153,7 +154,7 @@ def _repeat(raw: dict, where: str) -> Repeat:
     body = raw.get("repeat", {})
     if not isinstance(body, dict):
         raise UserError(f"{where}: repeat expected a table, got {body!r}")
-    known = {f.name: (int if f.name.endswith("samples") else float) for f in fields(Repeat)}
+    known = {f.name: {"int": int, "float": float}[f.type] for f in fields(Repeat) if f.name != "timer"}
     _only(body, known, f"{where}: repeat")
     for key, value in body.items():
         _typed(value, known[key], f"{where}: repeat.{key}")

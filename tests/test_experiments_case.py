@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -156,6 +158,15 @@ def test_the_closed_form_of_memory_is_what_is_allocated(cpu, params):
     outputs = () if params["family"] == "cache" else outputs
     together = inputs.nbytes(arrays) + sum(x.nbytes for x in outputs) + row["modelled_scratch_bytes"]
     assert row["modelled_peak_bytes"] == together
+
+
+def test_another_timer_is_asked_where_the_run_says_so(gpu, monkeypatch):
+    monkeypatch.setattr(case.timing_nvbench, "measure", case.timing.measure)
+    monkeypatch.setattr(case.timing, "measure", None)
+    repeat = replace(QUICK, timer="nvbench")
+    assert run(gpu, PREFILL, repeat=repeat)["measured_time_us"] == 10.0
+    warm = run(gpu, {**PREFILL, "cache_mode": "warm"}, repeat=repeat)
+    assert warm["status"] == "unsupported" and "NVBench samples with a cold cache only" in warm["error"]
 
 
 def test_a_gpu_row_has_its_time_its_memory_and_its_derived_rates(gpu):

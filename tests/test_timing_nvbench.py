@@ -3,10 +3,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from commands import call
 
 import cuattn
 from cuattn import timing, timing_nvbench
 from cuattn.machine import open_machine
+from experiments import requests
+from experiments.requests import Request
+from experiments.suite import parse_suite
+from experiments.words import UserError
 
 
 class Gpu:
@@ -74,3 +79,25 @@ def test_both_timers_agree_within_three_percent(name):
     run = CALLS[name](gpu).run
     ours, theirs = (timer.measure(run, gpu).median_us for timer in (timing, timing_nvbench))
     assert ours == pytest.approx(theirs, rel=0.03)
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (("--timer", "nvbenc"), "'nvbenc' is not a timer; did you mean 'nvbench'?"),
+    (("--timer", "nvbench", "--machine", "cpu"), "--timer nvbench: the CPU machine models no time, so leave it out"),
+])
+def test_the_command_refuses_a_timer_that_cannot_be_had(monkeypatch, capsys, tmp_path, words, said):
+    code, _, err = call(monkeypatch, capsys, "run", "quick", "--out", tmp_path / "run", *words)
+    assert code == 2 and said in " ".join(err.split()) and not (tmp_path / "run").exists()
+
+
+def test_a_run_asked_for_another_timer_says_so_and_is_asked_again_alike():
+    request = Request("quick", "gpu", timer="nvbench")
+    assert requests.plan(request)[0].repeat.timer == "nvbench"
+    assert requests.command_line(request) == "run quick --machine gpu --timer nvbench"
+    assert "timer" not in requests.command_line(Request("quick"))
+
+
+def test_no_suite_chooses_its_timer():
+    text = {"title": "x", "question": "x", "claims": [], "repeat": {"timer": "nvbench"}}
+    with pytest.raises(UserError, match="'timer'"):
+        parse_suite("x", text | {"cpu": {"x": {"kernels": ["flash"], "h": 1, "hkv": 1, "d": 64, "n": 1}}}, "x")
