@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 
 from experiments import doctor as doctoring
-from experiments import estimate, export_cli, run_cli, runner, store, tables
+from experiments import estimate, export_cli, ladder, ladder_tables, run_cli, runner, store, tables
 from experiments.ab import cli as compare
 from experiments.capacity import cli as capacity
 from experiments.choosing import recommend_cli, tune_cli
@@ -91,10 +91,15 @@ def plan(
         memory_limit=memory_limit, reserve=reserve,
     )
     found, chosen, cases = runner.plan(request)
-    cases = estimate.with_estimates(cases, chosen, found.repeat)
+    cases = estimate.with_estimates(cases, chosen, found.repeat, known=request.known())
+    rungs = ladder.named(found.rungs)
     seconds = {case.case_id: case.estimate_s for case in cases}
     console.print(f"{found.title}, on the {chosen} machine", highlight=False)
-    for family, rows in tables.families([{**c.params, "case_id": c.case_id} for c in cases]).items():
+    listed = [
+        {**c.params, "case_id": c.case_id, "rung": rungs.get((c.params["kernel"], c.params.get("constants")))}
+        for c in cases
+    ]
+    for family, rows in tables.families(listed).items():
         names, fixed = tables.split_parameters(rows)
         table = tables.new_table(family, fixed)
         table.add_column("case", no_wrap=True)
@@ -140,6 +145,8 @@ def show(
         where = info.path if info.path.is_dir() else info.path.parent
         rows = loaded.frame[loaded.frame["run_path"] == str(where)]
         show_rows(store.Loaded(rows.reset_index(drop=True)), info.manifest)
+        for table in ladder_tables.tables(rows, ladder.rungs_of(info.manifest), info.path):
+            console.print(table)
     say_unreadable(loaded)
 
 

@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,11 @@ class Run:
     def close(self) -> None:
         """Let others work in it."""
         self.lock.release()
+
+    @cached_property
+    def rungs(self) -> dict[tuple[str, str | None], str]:
+        """(kernel, constants) → name of the rung."""
+        return ladder.named(ladder.rungs_of(self.manifest))
 
     @property
     def run_id(self) -> str:
@@ -106,6 +112,7 @@ def begin(request: Request, crew: Crew, out: Path | None, say: Say = lambda sent
         },
         "command": "python -m experiments " + command_line(request),
         "repeat": asdict(suite.repeat),
+        "rungs": [asdict(rung) for rung in suite.rungs],
         "device": crew.device,
         "environment": crew.environment(),
         "shard": shard,

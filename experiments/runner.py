@@ -139,6 +139,7 @@ def _row(run: Run, worker: Worker, case: Case, started: datetime | None, columns
         "run_id": run.run_id,
         "suite": run.manifest["suite"],
         "case_id": case.case_id,
+        "rung": run.rungs.get((case.params.get("kernel"), case.params.get("constants"))),
         "attempt": 1 + max((r["attempt"] for r in run.rows if r["case_id"] == case.case_id), default=0),
         "host": socket.gethostname(),
         **worker.device,

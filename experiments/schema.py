@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 SCHEMA_VERSION = 1
+TAIL_SAMPLES = 100  # fewer have no 99th percentile
 
 STATUSES = (
     "ok",
@@ -69,6 +71,7 @@ _IDENTITY = (
     ("run_id", _STRING, "", "the run that made the row"),
     ("suite", _STRING, "", "the suite the case belongs to"),
     ("case_id", _STRING, "", "hash of the case's canonical parameters"),
+    ("rung", _STRING, "", "name of the suite's rung that the kernel with these constants is; null if none is"),
     ("attempt", _INT, "", "1 for the first try of the case in this run, then 2, 3, …"),
     ("status", _STRING, "", "how the attempt ended: " + ", ".join(STATUSES)),
     ("error", _STRING, "", "why it did not end ok, in a sentence; empty otherwise"),
@@ -159,6 +162,7 @@ _DERIVED = (
     ("measured_tflops", _FLOAT, "TFLOP/s", "modelled_flops over measured_time_us; null without flops"),
     ("measured_gbps", _FLOAT, "GB/s", "modelled bytes, read and written, over measured_time_us"),
     ("measured_tokens_per_s", _FLOAT, "tokens/s", "tokens over measured_time_us: one layer's attention only"),
+    ("measured_p99_us", _FLOAT, "µs", f"99th percentile of the samples; null with fewer than {TAIL_SAMPLES}"),
 )
 _OUTCOME = (
     ("max_err", _FLOAT, "", "largest |O - reference|"),
@@ -191,6 +195,9 @@ def derive(row: dict[str, Any]) -> dict[str, Any]:
     row["measured_tflops"] = flops / time_us / 1e6 if timed and flops else None
     row["measured_gbps"] = moved / time_us / 1e3 if timed and moved else None
     row["measured_tokens_per_s"] = tokens / time_us * 1e6 if timed and tokens else None
+    samples = row.get("measured_samples_us")
+    many = samples is not None and len(samples) >= TAIL_SAMPLES
+    row["measured_p99_us"] = float(np.percentile(samples, 99)) if many else None
     return row
 
 

@@ -3,10 +3,15 @@
     title = "…"            question = "…"            claims = [1, 13]
 
     [repeat]               # optional: how long to sample and when to give up
-    [gpu.NAME]             # a sweep for GPUs: kernels, axes, limits; any number of them
+    [[rungs]]              # optional: kernels with constants that have a name; any number of them
+    [gpu.NAME]             # a sweep for GPUs: kernels or rungs, axes, limits; any number of them
     [cpu.NAME]             # a small one for the CPU machine
 
 An axis is a value or a list of values; the cases are their cross product, less those a limit excludes.
+
+A rung is a step of a ladder: `name`, `kernel`, `constants`, and, but for the first, `change`, a phrase that says
+in what it differs from the rung before it, or from the one that `after` names. A sweep says `rungs = "all"` or a
+list of names in place of `kernels` and `constants`.
 """
 
 from __future__ import annotations
@@ -82,6 +87,17 @@ class Sweep:
 
 
 @dataclass(frozen=True)
+class Rung:
+    """A kernel with constants under a name, and what it changes against the rung `after`."""
+
+    name: str
+    kernel: str
+    constants: dict[str, Any] = field(default_factory=dict)
+    change: str = ""
+    after: str = ""
+
+
+@dataclass(frozen=True)
 class Suite:
     """A suite file, checked."""
 
@@ -92,6 +108,7 @@ class Suite:
     repeat: Repeat
     gpu: tuple[Sweep, ...]
     cpu: tuple[Sweep, ...]
+    rungs: tuple[Rung, ...] = ()
 
     def sweeps(self, machine: str) -> tuple[Sweep, ...]:
         return self.gpu if machine == "gpu" else self.cpu
@@ -124,19 +141,22 @@ def load_suite(name: str) -> Suite:
 
 def parse_suite(name: str, raw: dict[str, Any], where: str) -> Suite:
     """Check a suite's keys and types; `where` opens every message."""
-    _only(raw, ("title", "question", "claims", "repeat", "gpu", "cpu"), where)
+    _only(raw, ("title", "question", "claims", "repeat", "rungs", "gpu", "cpu"), where)
     for key, kind in (("title", str), ("question", str)):
         if key not in raw:
             raise UserError(f"{where}: has no {key}; add a {key} of one sentence")
         _typed(raw[key], kind, f"{where}: {key}")
     claims = [_typed(claim, int, f"{where}: claims") for claim in _list(raw.get("claims", []))]
+    rungs = _rungs(raw.get("rungs", []), f"{where}: rungs")
     sweeps = {
-        m: tuple(_sweep(f"{where}: {m}.{part}", part, body) for part, body in _table(raw, m, where).items())
+        m: tuple(
+            _sweep(f"{where}: {m}.{part}", part, body, rungs) for part, body in _table(raw, m, where).items()
+        )
         for m in ("gpu", "cpu")
     }
     if not any(sweeps.values()):
         raise UserError(f"{where}: has no sweep; add a table [gpu.NAME] or [cpu.NAME]")
-    return Suite(name, raw["title"], raw["question"], tuple(claims), _repeat(raw, where), **sweeps)
+    return Suite(name, raw["title"], raw["question"], tuple(claims), _repeat(raw, where), **sweeps, rungs=rungs)
 
 
 def _table(raw: dict, key: str, where: str) -> dict:
@@ -163,8 +183,44 @@ def _repeat(raw: dict, where: str) -> Repeat:
     return Repeat(**body)
 
 
-def _sweep(where: str, name: str, body: dict) -> Sweep:
-    _only(body, ("kernels", "constants", "limits", *AXES), where)
+def _rungs(body: Any, where: str) -> tuple[Rung, ...]:
+    if not isinstance(body, list):
+        raise UserError(f"{where}: expected tables that begin with [[rungs]], got {body!r}")
+    kinds = {"name": str, "kernel": str, "constants": dict, "change": str, "after": str}
+    found: dict[str, Rung] = {}
+    for one in body:
+        _only(_typed(one, dict, where), kinds, where)
+        for key, value in one.items():
+            _typed(value, kinds[key], f"{where}: {key}")
+        if missing := [key for key in ("name", "kernel", "change")[: 3 if found else 2] if not one.get(key)]:
+            raise UserError(f"{where}: {one.get('name', one)} has no {missing[0]}; add one")
+        rung = Rung(**{"after": next(reversed(found), ""), **one})
+        if rung.name in found or any(r.kernel == rung.kernel and r.constants == rung.constants
+                                     for r in found.values()):
+            raise UserError(f"{where}: {rung.name} is there twice, by its name or by what it is; keep one")
+        if rung.after not in found and found:
+            raise UserError(f"{where}: {rung.name} comes after '{rung.after}'; {nearest(rung.after, found)}")
+        found[rung.name] = rung
+    return tuple(found.values())
+
+
+def _of_rungs(where: str, asked: Any, rungs: tuple[Rung, ...]) -> dict[str, Any]:
+    """`kernels` and `constants` of a sweep over rungs."""
+    known = {rung.name: rung for rung in rungs}
+    chosen: dict[str, list[dict]] = {}
+    for name in known if asked == "all" else _list(asked):
+        if _typed(name, str, where) not in known:
+            raise UserError(f"{where}: '{name}' is not a rung here; {nearest(name, known)}")
+        chosen.setdefault(known[name].kernel, []).append(known[name].constants)
+    return {"kernels": list(chosen), "constants": chosen}
+
+
+def _sweep(where: str, name: str, body: dict, rungs: tuple[Rung, ...]) -> Sweep:
+    _only(body, ("kernels", "constants", "rungs", "limits", *AXES), where)
+    if "rungs" in body:
+        if "kernels" in body or "constants" in body:
+            raise UserError(f"{where}: has rungs beside kernels or constants; rungs fix those, so keep one")
+        body = body | _of_rungs(f"{where}: rungs", body["rungs"], rungs)
     kernels = [_typed(k, str, f"{where}: kernels") for k in _list(body.get("kernels", []))]
     if not kernels:
         raise UserError(f'{where}: names no kernels; add kernels = ["flash"] or the like')

@@ -19,6 +19,7 @@ STYLES = {
     "throttled": "yellow",
 }
 PARAMETERS = (
+    "rung",
     "kernel",
     "model",
     "b",
@@ -65,6 +66,8 @@ def split_parameters(rows: list[dict]) -> tuple[list[str], str]:
     if any(columns["model"]):
         for name in ("h", "hkv", "d"):
             del columns[name]
+    if all(name is not None for name in columns["rung"]):
+        del columns["constants"]  # the rung says them
     fixed, shown = [], []
     for name, values in columns.items():
         if name == "kernel" or len(set(values)) > 1:
@@ -103,6 +106,7 @@ def add_parameters(table: Table, names: list[str]) -> None:
     """A column for each parameter; names read from the left, numbers from the right."""
     for name in names:
         text = name in (
+            "rung",
             "kernel",
             "model",
             "dtype",

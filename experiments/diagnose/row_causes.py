@@ -20,16 +20,16 @@ import pandas as pd
 
 from cuattn.devices import lookup
 from cuattn.kernels.base import ELEMENT_BYTES, ceil_div
-from experiments import store
+from experiments import ceilings, store
 from experiments.catalog import PEERS
 from experiments.costs import array_bytes
 from experiments.diagnose.causes import Diagnosis, Value, diagnose
 from experiments.quantities import gb
+from experiments.schema import TAIL_SAMPLES
 from experiments.words import UserError, nearest
 
 FAMILIES = ("prefill", "decode")
 SMALL = 10  # empty launches
-TAIL_SAMPLES = 100  # fewer have no 99th percentile
 NONE, TOO_SMALL, UNTIMED = "no fault found", "too small to judge", "no time to judge by"
 _SHAPE = ("family", "model", "b", "h", "hkv", "m", "n", "d", "dtype", "causal", "layout", "page_size",
           "page_order", "lengths_source", "tokens", "max_len", "seed", "cache_mode", "mode")
@@ -111,48 +111,29 @@ def kernels(path: Path, only: str | None = None) -> list[Kernel]:
     if only is not None and only not in names:
         raise UserError(f"--kernel: '{only}' has no rows in {path}; {nearest(only, names)}")
     found: dict[tuple, Kernel] = {}
-    ceilings: dict[str, Ceiling] = {}
+    tops: dict[str, Ceiling] = {}
     baselines = {_place(row): row for row in rows if _is_baseline(row)}
     for row in rows:
         if only not in (None, row["kernel"]):
             continue
         device = str(row.get("device", "an unknown device"))
-        if device not in ceilings:
-            ceilings[device] = ceiling(device, path)
+        if device not in tops:
+            tops[device] = ceiling(device, path)
         name = " ".join([row["kernel"], *(f"{k}={v}" for k, v in _constants(row, "constants").items())])
         key = (row["run_path"], device, name, row["family"])
         kernel = found.setdefault(key, Kernel(row["suite"] or key[0], device, name, row["family"]))
-        kernel.cases.append(_case(row, baselines.get(_place(row)), ceilings[device]))
+        kernel.cases.append(_case(row, baselines.get(_place(row)), tops[device]))
     return list(found.values())
 
 
 def ceiling(device: str, path: Path) -> Ceiling:
     """The best rates measured on the device by this run, by `ceilings` beside it, or in the recorded runs."""
-    beside = [p for p in (path, *_siblings(path), *sorted(store.RECORDED.glob("*/ceilings"))) if p.is_dir()]
-    for folder in beside:
-        frame = store.read_runs(folder).frame
-        frame = frame[(frame["family"] == "probe") & (frame["device"] == device) & (frame["status"] == "ok")]
-        read = frame[frame["kernel"] == "read"]["measured_gbps"].max()
-        flops = frame[frame["kernel"] == "mma"]["measured_tflops"].max()
-        if pd.notna(read) or pd.notna(flops):
-            return Ceiling(*(float(x) if pd.notna(x) else None for x in (read, flops)),
-                           "the ceiling measured on this device")
+    if found := ceilings.measured(device, path):
+        return Ceiling(found.read_gbps, found.best_tflops, "the ceiling measured on this device")
     card = lookup(device)
     if card is None or card.arch == "cpu":
         return Ceiling()
     return Ceiling(card.bandwidth_gbps, card.bf16_tflops, "the datasheet's rate")
-
-
-def _siblings(path: Path) -> list[Path]:
-    """Runs of the suite `ceilings` in the same folder, the newest first."""
-    found = []
-    for manifest in path.resolve().parent.glob("*/manifest.json"):
-        try:
-            if store.read_manifest(manifest.parent).get("suite") == "ceilings":
-                found.append(manifest.parent)
-        except store.StoreError:
-            continue  # `show` reports what cannot be read
-    return sorted(found, reverse=True)
 
 
 def _plain(frame: pd.DataFrame) -> list[dict[str, Any]]:
