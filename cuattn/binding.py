@@ -93,7 +93,7 @@ class Planned:
         """Launches, and returns the outputs."""
         for inside, outside in self.copies_in:
             np.copyto(inside, outside)
-        with self.machine.stream(self.caller):
+        with self.machine.stream(self.caller), self.machine.lanes(self.plan.lanes):
             for launch in self.launches:
                 launch()
         for inside, outside in self.copies_out:
@@ -217,7 +217,7 @@ class Binding:
         bound = row.arguments(shape, plan, {**self.tensors, **scalars})
         work = [(launch, built, args) for launch, built, args in zip(plan.launches, builds, bound)
                 if all(launch.grid)]
-        launches = [machine.prepare(built, launch.grid, launch.block, launch.smem_bytes, args)
+        launches = [machine.prepare(built, launch.grid, launch.block, launch.smem_bytes, args, launch.lane)
                     for launch, built, args in work]
         return Planned(row, shape, plan, machine, outputs, builds, self.tensors, launches,
                        [args for *_, args in work], self.made, lengths, self.copies_in, self.copies_out,
@@ -239,7 +239,7 @@ class Repeat:
     """
 
     def __init__(self, planned: Planned, names: tuple[str, ...], returns: tuple[str, ...]):
-        self.machine, self.launches = planned.machine, planned.launches
+        self.machine, self.launches, self._lanes = planned.machine, planned.launches, planned.plan.lanes
         self._lock = threading.Lock()  # the launches' argument buffers are shared
         self._made = tuple(planned.made.values())
         self._returned = [list(planned.made).index(name) for name in returns]
@@ -260,8 +260,9 @@ class Repeat:
                 for slots, x in zip(self._slots, (*arrays, *made)):
                     for set_address, buffer in slots:
                         set_address(buffer, 0, address(x))
-                for launch in self.launches:
-                    launch()
+                with self.machine.lanes(self._lanes):
+                    for launch in self.launches:
+                        launch()
         return [made[i] for i in self._returned]
 
 

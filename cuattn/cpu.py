@@ -162,7 +162,11 @@ class CpuMachine:
         """No streams here: a context that does nothing."""
         return nullcontext()
 
-    def prepare(self, built, grid, block, smem_bytes: int, args):
+    def lanes(self, count: int):
+        """One launch after another here, whatever their lanes: a context that does nothing."""
+        return nullcontext()
+
+    def prepare(self, built, grid, block, smem_bytes: int, args, lane: int = 0):
         """A callable that launches with these arguments."""
         return lambda: self.launch(built, grid, block, smem_bytes, args)
 

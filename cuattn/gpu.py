@@ -8,7 +8,7 @@ import ctypes
 import struct
 import sys
 from contextlib import contextmanager, nullcontext
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from operator import attrgetter
 
 import numpy as np
@@ -180,12 +180,41 @@ class GpuMachine:
             return self.xp.cuda.Stream.null
         return self.xp.cuda.Stream.from_external(_Foreign(handle))
 
-    def prepare(self, built, grid, block: int, smem_bytes: int, args) -> GpuLaunch:
+    def lanes(self, count: int):
+        """Lanes 1 … count − 1 become streams beside the current one, which is lane 0.
+
+        What is launched on them inside starts after what the current stream holds by now; what the current
+        stream gets afterwards starts when they have ended. In a captured stream they are captured too.
+        """
+        return nullcontext() if count == 1 else self._forked([self._side(lane) for lane in range(1, count)])
+
+    @contextmanager
+    def _forked(self, sides):
+        current, event = self.xp.cuda.get_current_stream(), self.xp.cuda.Event
+        fork = event(disable_timing=True)
+        fork.record(current)
+        for side in sides:
+            side.wait_event(fork)
+        try:
+            yield
+        finally:
+            for side in sides:
+                join = event(disable_timing=True)
+                join.record(side)
+                current.wait_event(join)
+
+    @cache
+    def _side(self, lane: int):
+        """The stream of a lane beside the first."""
+        return self.xp.cuda.Stream(non_blocking=True)
+
+    def prepare(self, built, grid, block: int, smem_bytes: int, args, lane: int = 0) -> GpuLaunch:
         """A launch with these arguments; everything that can be done once is done here."""
         kernel = self._kernel(built.path, built.entry)
         if smem_bytes > 48 * 1024 and kernel.max_dynamic_shared_size_bytes < smem_bytes:
             kernel.max_dynamic_shared_size_bytes = smem_bytes
-        return GpuLaunch(self.xp.cuda.get_current_stream, kernel.kernel, grid, block, smem_bytes, args)
+        stream = partial(self._side, lane) if lane else self.xp.cuda.get_current_stream
+        return GpuLaunch(stream, kernel.kernel, grid, block, smem_bytes, args)
 
     def launch(self, built, grid, block: int, smem_bytes: int, args) -> None:
         self.prepare(built, grid, block, smem_bytes, args)()

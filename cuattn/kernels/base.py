@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -111,7 +112,11 @@ class ProbeShape:
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel launch: which file and entry, over what grid, compiled with which constants."""
+    """One kernel launch: which file and entry, over what grid, compiled with which constants.
+
+    Launches of one `lane` run in their order. Those of different lanes are independent, and a machine that can
+    may run them side by side; so they share nothing that one of them writes.
+    """
 
     file: str
     entry: str
@@ -119,6 +124,7 @@ class Launch:
     block: int
     smem_bytes: int
     constants: Mapping[str, Any]
+    lane: int = 0
 
 
 @dataclass(frozen=True)
@@ -158,6 +164,11 @@ class Plan:
     def launch_count(self) -> int:
         """Launches with work to do: an empty grid is not launched."""
         return sum(1 for launch in self.launches if all(launch.grid))
+
+    @cached_property
+    def lanes(self) -> int:
+        """How many there are; each number below has a launch."""
+        return 1 + max((launch.lane for launch in self.launches), default=0)
 
     @property
     def scratch_bytes(self) -> int:

@@ -1,7 +1,8 @@
 """chunked_fused: a chunk's softmax and P V as one kernel, then its scores too (prefill/chunked_fused.cu)."""
 from __future__ import annotations
 
-from itertools import product
+from dataclasses import replace
+from itertools import cycle, product
 
 from cuattn.kernels.base import (
     ELEMENT_BYTES,
@@ -27,8 +28,10 @@ from cuattn.kernels.chunked_unfused import (
     QueryChunk,
     check_chunk,
     check_count,
+    check_streams,
     check_tile,
     compiled_for,
+    for_lanes,
     host_loop,
     key_chunks,
     pair_scratch,
@@ -110,6 +113,8 @@ def plan(shape: AttentionShape, device, overrides=None) -> Plan:
     }
     rounding = Chunked(chunk, compiled["Sum"], fused=True)
     queries = list(query_chunks(shape, chunk, step))
+    check_streams("chunked_fused", chosen, queries)
+    streams = chosen["streams"]
 
     def launch(entry: str, rows: int, smem: int) -> Launch:
         grid = (ceil_div(rows, tile_m), 1, heads)
@@ -118,17 +123,20 @@ def plan(shape: AttentionShape, device, overrides=None) -> Plan:
     if chosen["scores"] == "shared":
         check_count("chunked_fused", shape, chunk, len(queries))
         whole, last = (launch("chunked_slice", part.rows, slice_smem) for part in (queries[0], queries[-1]))
-        return Plan((whole,) * (len(queries) - 1) + (last,), chosen, {}, rounding)
+        lanes = [replace(whole, lane=lane) for lane in range(streams)]
+        launches = [lanes[index % streams] for index in range(len(queries) - 1)]
+        return Plan((*launches, replace(last, lane=len(launches) % streams)), chosen, {}, rounding)
     check_count("chunked_fused", shape, chunk, sum(2 * ceil_div(part.keys, chunk) + 1 for part in queries))
     scores = square_tiles(shape, device, chosen)
     check_grid("chunked_fused", f"queries (tiles of {scores['TILE_M']})", queries[0].rows,
                GRID_LIMIT * scores["TILE_M"])
     launches = host_loop(
-        queries, chunk,
+        queries, chunk, streams,
         lambda rows, keys: (scores_launch(shape, scores, rows, keys),
                             launch("chunked_pair", rows, pair_smem)),
         lambda rows: row_launch(shape, scores, "chunked_finish", rows))
-    return Plan(launches, chosen, pair_scratch(shape, chosen, min(step, shape.m)), rounding)
+    scratch = for_lanes(pair_scratch(shape, chosen, min(step, shape.m)), streams)
+    return Plan(launches, chosen, scratch, rounding)
 
 
 def _slice_rows(shape: AttentionShape, plan: Plan, part: QueryChunk) -> int:
@@ -172,8 +180,8 @@ def cost(shape: AttentionShape, plan: Plan, lengths=None) -> Cost:
 
 
 def arguments(shape: AttentionShape, plan: Plan, t) -> list:
-    constants, known, bound = plan.constants, Arguments(shape, t), []
-    for part in query_chunks(shape, constants["chunk"], _step(shape, constants)):
+    constants, lanes, bound = plan.constants, Arguments.of_lanes(shape, plan, t), []
+    for known, part in zip(cycle(lanes), query_chunks(shape, constants["chunk"], _step(shape, constants))):
         rows = known.integer("rows", part.rows)
         if constants["scores"] == "shared":
             bound.append([*known.arrays("q", "k", "v", "o", "lse"), known.integer("m0", part.m0), rows,
@@ -194,7 +202,7 @@ ROW = Row(
     name="chunked_fused", family="prefill", file=FILE, archs=("sm_80+",), dtypes=("float16", "bfloat16"),
     head_dims=range(8, 257, 8), features=frozenset({"causal", "gqa", "lse"}),
     constants={"chunk": 512, "tile_m": None, "tile_n": None, "scores": "shared", "parallel": "grid",
-               "layout": "row", "accumulate": "input"},
+               "layout": "row", "accumulate": "input", "streams": 1},
     teaches="The chunks repaired step by step: softmax and P V as one kernel, scores that stay in shared "
             "memory, query chunks side by side.",
     plan=plan, cost=cost, arguments=arguments,

@@ -2,6 +2,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import cycle
 from typing import NamedTuple
 
 import numpy as np
@@ -29,6 +31,7 @@ FILE = "prefill/chunked_unfused.cu"
 ROW_WARPS = 4  # rows a block takes in the passes that give each a warp
 KEY_STEP = 64  # keys of P V at once, at most
 MOST_CHUNK, MOST_TILE_M, MOST_TILE_N = 2048, 128, 256  # more would not stay in registers
+MOST_STREAMS = 32  # hardware queues of a device
 
 
 class QueryChunk(NamedTuple):
@@ -141,17 +144,35 @@ def row_launch(shape: AttentionShape, compiled, entry: str, rows: int) -> Launch
     return Launch(FILE, entry, grid, 32 * ROW_WARPS, 0, compiled)
 
 
-def host_loop(queries: Iterable[QueryChunk], chunk: int, pair, finish) -> tuple[Launch, ...]:
-    """Every chunk pair's launches, and those at a query chunk's end; pairs of one size share theirs."""
-    known: dict[tuple[int, int], tuple[Launch, ...]] = {}
+def host_loop(queries: Iterable[QueryChunk], chunk: int, streams: int, pair, finish) -> tuple[Launch, ...]:
+    """Every chunk pair's launches, and those at a query chunk's end; pairs of one size share theirs.
+
+    Query chunks take the lanes in turn.
+    """
+    known: dict[tuple[int, int, int], tuple[Launch, ...]] = {}
     launches: list[Launch] = []
-    for _, rows, keys in queries:
+    for index, (_, rows, keys) in enumerate(queries):
+        lane = index % streams
         for _, some in key_chunks(keys, chunk):
-            if (rows, some) not in known:
-                known[rows, some] = pair(rows, some)
-            launches += known[rows, some]
-        launches.append(finish(rows))
+            key = rows, some, lane
+            if key not in known:
+                known[key] = tuple(replace(launch, lane=lane) for launch in pair(rows, some))
+            launches += known[key]
+        launches.append(replace(finish(rows), lane=lane))
     return tuple(launches)
+
+
+def for_lanes(scratch: dict, streams: int) -> dict:
+    """The scratch once for each lane: `s`, `s1`, `s2`, …"""
+    return {f"{name}{lane or ''}": what for lane in range(streams) for name, what in scratch.items()}
+
+
+def check_streams(kernel: str, chosen, queries: list[QueryChunk]) -> None:
+    """Refuses more streams than a device runs side by side; as many as there are query chunks are enough."""
+    if chosen["streams"] > MOST_STREAMS:
+        raise Unsupported(f"{kernel}: expected at most {MOST_STREAMS} streams, got {chosen['streams']}; "
+                          "choose fewer")
+    chosen["streams"] = min(chosen["streams"], len(queries))
 
 
 def plan(shape: AttentionShape, device, overrides=None) -> Plan:
@@ -160,6 +181,7 @@ def plan(shape: AttentionShape, device, overrides=None) -> Plan:
     _check(shape, device, chosen, max(_smem(shape.d, chosen)))
     chunk, compiled = chosen["chunk"], compiled_for(shape, chosen)
     queries = list(query_chunks(shape, chunk))
+    check_streams("chunked_unfused", chosen, queries)
     check_count("chunked_unfused", shape, chunk, sum(4 * ceil_div(part.keys, chunk) + 1 for part in queries))
 
     def pair(rows: int, keys: int) -> tuple[Launch, ...]:
@@ -171,11 +193,11 @@ def plan(shape: AttentionShape, device, overrides=None) -> Plan:
             row_launch(shape, compiled, "chunked_rescale", rows),
         )
 
-    launches = host_loop(queries, chunk, pair,
+    launches = host_loop(queries, chunk, chosen["streams"], pair,
                          lambda rows: row_launch(shape, compiled, "chunked_finish", rows))
     scratch = pair_scratch(shape, chosen, min(chunk, shape.m))
     scratch |= {"part": scratch["sum"], "factor": scratch["m"]}
-    return Plan(launches, chosen, scratch, Chunked(chunk, compiled["Sum"]))
+    return Plan(launches, chosen, for_lanes(scratch, chosen["streams"]), Chunked(chunk, compiled["Sum"]))
 
 
 def cost(shape: AttentionShape, plan: Plan, lengths=None) -> Cost:
@@ -208,6 +230,13 @@ class Arguments:
         self.heads = [("H", np.int32(shape.h)), ("GROUP", np.int32(shape.group))]
         self.sigma = ("sigma", np.float32(t["softmax_scale"]))
 
+    @classmethod
+    def of_lanes(cls, shape: AttentionShape, plan: Plan, t) -> list[Arguments]:
+        """For each lane those with its scratch."""
+        own = [name for name in plan.scratch if not name[-1].isdigit()]
+        return [cls(shape, {**t, **{name: t[f"{name}{lane or ''}"] for name in own}})
+                for lane in range(plan.constants["streams"])]
+
     def once(self, *key, make) -> list:
         """What `make` made when this key was new."""
         if key not in self.known:
@@ -236,8 +265,8 @@ class Arguments:
 
 
 def arguments(shape: AttentionShape, plan: Plan, t) -> list:
-    chunk, known, bound = plan.constants["chunk"], Arguments(shape, t), []
-    for part in query_chunks(shape, chunk):
+    chunk, lanes, bound = plan.constants["chunk"], Arguments.of_lanes(shape, plan, t), []
+    for known, part in zip(cycle(lanes), query_chunks(shape, chunk)):
         rows = known.integer("rows", part.rows)
         for key0, keys in key_chunks(part.keys, chunk):
             first = known.integer("first", key0 == 0)
@@ -258,7 +287,7 @@ def arguments(shape: AttentionShape, plan: Plan, t) -> list:
 ROW = Row(
     name="chunked_unfused", family="prefill", file=FILE, archs=("sm_80+",), dtypes=("float16", "bfloat16"),
     head_dims=range(8, 257, 8), features=frozenset({"causal", "gqa", "lse"}),
-    constants={"chunk": 128, "tile_m": 32, "tile_n": 64, "accumulate": "input", "layout": "row"},
+    constants={"chunk": 128, "tile_m": 32, "tile_n": 64, "accumulate": "input", "layout": "row", "streams": 1},
     teaches="Chunks save the memory of the score matrix; looped over by the host, each one's scores still go "
             "through global memory, in four small launches.",
     plan=plan, cost=cost, arguments=arguments,
