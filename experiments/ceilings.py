@@ -33,15 +33,18 @@ def of_rows(frame: pd.DataFrame, device: str) -> Ceilings:
     """What these rows say of that device; another's are never borrowed."""
     probes = frame[(frame["family"] == "probe") & (frame["device"] == device) & (frame["status"] == "ok")]
     read = probes[probes["kernel"] == "read"]["measured_gbps"].max()
-    products = probes[probes["kernel"] == "mma"].groupby("dtype", dropna=False)["measured_tflops"].max().dropna()
+    products = probes[probes["kernel"] == "mma"].groupby("dtype", dropna=False)["measured_tflops"].max()
+    products = products.dropna()
     return Ceilings(
         float(read) if pd.notna(read) else None, {str(d): float(x) for d, x in products.items()}
     )
 
 
 def measured(device: str, path: Path) -> Ceilings:
-    """Of the run at `path`, of the newest run of `ceilings` beside it, or of the recorded ones, the first that
-    has any for this device."""
+    """Those of the run at `path`, of the newest run of `ceilings` beside it, or of the recorded runs.
+
+    The first of them that has any for this device.
+    """
     for folder in _places(path):
         if found := of_rows(store.read_runs(folder).frame, device):
             return found

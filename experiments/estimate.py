@@ -15,11 +15,11 @@ from experiments.costs import array_bytes, constants_of, lengths_of, shape_of
 from experiments.suite import Repeat
 from experiments.sweep import Case, work
 
-COMPILE_S = {"cpu": 4.0, "gpu": 2.0}  # one kernel with one set of constants, cold
+COMPILE_S = {"cpu": 4.0, "gpu": 2.0}  # one file with one set of constants, cold
 CASE_S = {"cpu": 0.1, "gpu": 0.3}  # inputs, allocation, bookkeeping
 EMULATED_FLOPS, EMULATED_BYTES = 1.5e9, 1e9  # a second, what the CPU machine executes on two cores
 REFERENCE_FLOPS = {"cpu": 1e10, "gpu": 3e12}  # a second in float64
-# On a GPU, in the comparison: a KV head of a sequence, and a chunk of it; some fifty and twenty array operations.
+# On a GPU, in the comparison: a KV head of a sequence, a chunk of it; some fifty and twenty array operations.
 HEAD_S, CHUNK_S = 2e-3, 5e-4
 SHARE = 0.4  # of its datasheet rates that a kernel is expected to reach
 STANDARD_FLOPS = 2e13
@@ -30,10 +30,14 @@ RUNS = 4  # of the kernel outside the sampling: to load, to check, to warm up, t
 
 @dataclass(frozen=True)
 class Needs:
-    """What a case asks of the device: once, in flops, bytes and launches; and memory; and how it is checked."""
+    """What a case asks of the device: flops, bytes and launches of one run, memory; how its result rounds.
+
+    `units`: the files that are compiled, each with its constants.
+    """
 
     flops: float
     moved: float
+    units: frozenset[str]
     launches: int = 1
     memory: float = 0.0
     rounding: object = "float32"
@@ -54,7 +58,7 @@ def with_estimates(
     device: Device | None = None,
     known: Mapping[str, Entry] | None = None,
 ) -> list[Case]:
-    """The cases with `estimate_s` filled; a kernel's first case with new constants pays for compiling it.
+    """The cases with `estimate_s` filled; the first that needs a file with new constants pays for compiling.
 
     Parameters
     ----------
@@ -65,19 +69,16 @@ def with_estimates(
         The kernels, if there are others than the project's.
     """
     device, known = device or device_here(machine), known or catalog()
-    built, out = set(), []
+    built: set[str] = set()
+    out = []
     for case in cases:
         p = case.params
         needs = _needs(case, known, device or CPU)
         if needs is None or device is not None and needs.memory > device.memory_bytes:
             out.append(replace(case, estimate_s=CASE_S[machine]))  # it ends as a row that says so
             continue
-        key = json.dumps(
-            [p.get(k) for k in ("kernel", "d", "dtype", "causal", "page_size", "constants")]
-            + [p.get("h", 0) // max(p.get("hkv", 1), 1) if p["family"] == "decode" else None]
-        )
-        seconds = CASE_S[machine] + (0 if key in built else COMPILE_S[machine])
-        built.add(key)
+        seconds = CASE_S[machine] + len(needs.units - built) * COMPILE_S[machine]
+        built |= needs.units
         seconds += needs.launches * PREPARE_S + (
             _emulated_s(p, needs) if device is None else _gpu_s(p, needs, device, repeat)
         )
@@ -90,15 +91,18 @@ def _needs(case: Case, known: Mapping[str, Entry], device: Device) -> Needs | No
     p, entry = case.params, known.get(case.params["kernel"])
     flops, moved = work(p)
     if entry is None or entry.row is None or p["family"] == "probe":
-        return Needs(flops, moved)
+        key = [p.get(name) for name in ("kernel", "d", "dtype", "causal", "constants")]
+        return Needs(flops, moved, frozenset([json.dumps(key)]))
     try:
         shape = shape_of(p)
         plan = entry.row.plan(shape, device, constants_of(p))
         cost = entry.row.cost(shape, plan, lengths_of(p) if p["family"] == "decode" else None)
     except Unsupported:
         return None
+    distinct = {id(launch.constants): launch for launch in plan.launches}.values()
+    units = frozenset(f"{launch.file} {sorted(launch.constants.items())}" for launch in distinct)
     moved = max(moved, cost.bytes_loaded + cost.bytes_stored)
-    return Needs(flops, moved, cost.launches, array_bytes(p) + cost.scratch_bytes, plan.rounding)
+    return Needs(flops, moved, units, cost.launches, array_bytes(p) + cost.scratch_bytes, plan.rounding)
 
 
 def _emulated_s(p: Mapping, needs: Needs) -> float:

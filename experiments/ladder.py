@@ -1,7 +1,7 @@
 """A ladder of kernels: the names of its rungs, and what each buys, read from the rows of one run.
 
-A row knows its rung by name (column `rung`); the run's manifest says what the rung is and what it changes. What
-compares rows with each other, or with a device's ceilings, is computed here when rows are read, because a row is
+A row knows its rung by name (column `rung`); the run's manifest says what the rung is and what it changes.
+What compares rows with each other, or with a device's ceilings, is computed here when rows are read: a row is
 written before the others are there.
 """
 
@@ -18,13 +18,14 @@ from experiments.ceilings import Ceilings
 from experiments.suite import AXES, Rung
 
 # What two rows must share for one to be a yardstick of the other.
-PLACE = ("device", "family", *(name for name in AXES if name not in ("bytes", "flops")), "lengths_source", "tokens")
+PLACE = ("device", "family", *(name for name in AXES if name not in ("bytes", "flops")), "lengths_source",
+         "tokens")
 FACTS = {
     "x_standard": "time over that of `standard` at the same shape, in this run",
     "x_flash": "time over that of `flash` at the same shape, in this run",
     "tail": "99th percentile of the samples over their median; none with fewer than 100 samples",
     "tensor_use": "useful flop/s over the mma.sync rate that was measured on this device for this dtype",
-    "bandwidth_use": "requested bytes over the time, over the read rate that was measured on this device; the same "
+    "bandwidth_use": "requested bytes over the time, over the read rate measured on this device; the same "
     "number is the share of the time that these bytes alone explain; above 1, L2 served some",
     "launch_share": "launches times an empty kernel's time, over the time",
 }
@@ -50,8 +51,8 @@ def rungs_of(manifest: Mapping[str, Any]) -> list[Rung]:
 def yardstick(frame: pd.DataFrame, kernel: str, column: str = "measured_time_us") -> pd.Series:
     """For each row the `column` of `kernel` at the same shape and in the same mode on the same device.
 
-    The kernel with its defaults counts where that row is ok; else, where it did not fit say, the least that any
-    of its rows has.
+    The kernel with its defaults counts where that row is ok; else, where it did not fit say, the least that
+    any of its rows has.
 
     Parameters
     ----------
@@ -80,8 +81,7 @@ def _places(frame: pd.DataFrame) -> list[tuple]:
 
 
 def facts(frame: pd.DataFrame, tops: Mapping[str, Ceilings]) -> pd.DataFrame:
-    """What `FACTS` names, for each row; NaN where it cannot be known. All are *measured*, so none is on the CPU
-    machine.
+    """What `FACTS` names, for each row; NaN where it cannot be known, so always on the CPU machine.
 
     Parameters
     ----------
@@ -93,7 +93,7 @@ def facts(frame: pd.DataFrame, tops: Mapping[str, Ceilings]) -> pd.DataFrame:
     wanted = ["measured_time_us", "measured_p99_us", "measured_tflops", "measured_gbps", "measured_empty_us",
               "modelled_launches"]
     x = {name: frame[name].astype("float64") for name in wanted}
-    time = x["measured_time_us"].where((frame["status"] == "ok") & (frame["measured_time_us"] > 0).fillna(False))
+    time = x["measured_time_us"].where((frame["status"] == "ok") & (x["measured_time_us"] > 0))
     known = [tops.get(device, Ceilings()) for device in frame["device"]]
     read = pd.Series([top.read_gbps for top in known], frame.index, "float64")
     compute = [top.tflops.get(dtype) for top, dtype in zip(known, frame["dtype"])]

@@ -71,7 +71,7 @@ _IDENTITY = (
     ("run_id", _STRING, "", "the run that made the row"),
     ("suite", _STRING, "", "the suite the case belongs to"),
     ("case_id", _STRING, "", "hash of the case's canonical parameters"),
-    ("rung", _STRING, "", "name of the suite's rung that the kernel with these constants is; null if none is"),
+    ("rung", _STRING, "", "the suite's rung that the kernel with these constants is; null if it is none"),
     ("attempt", _INT, "", "1 for the first try of the case in this run, then 2, 3, …"),
     ("status", _STRING, "", "how the attempt ended: " + ", ".join(STATUSES)),
     ("error", _STRING, "", "why it did not end ok, in a sentence; empty otherwise"),

@@ -9,9 +9,9 @@
 
 An axis is a value or a list of values; the cases are their cross product, less those a limit excludes.
 
-A rung is a step of a ladder: `name`, `kernel`, `constants`, and, but for the first, `change`, a phrase that says
-in what it differs from the rung before it, or from the one that `after` names. A sweep says `rungs = "all"` or a
-list of names in place of `kernels` and `constants`.
+A rung is a step of a ladder: `name`, `kernel`, `constants`, and, but for the first, `change`, a phrase that
+says in what it differs from the rung before it, or from the one that `after` names. A sweep says
+`rungs = "all"` or a list of names in place of `kernels` and `constants`.
 """
 
 from __future__ import annotations
@@ -156,7 +156,8 @@ def parse_suite(name: str, raw: dict[str, Any], where: str) -> Suite:
     }
     if not any(sweeps.values()):
         raise UserError(f"{where}: has no sweep; add a table [gpu.NAME] or [cpu.NAME]")
-    return Suite(name, raw["title"], raw["question"], tuple(claims), _repeat(raw, where), **sweeps, rungs=rungs)
+    repeat = _repeat(raw, where)
+    return Suite(name, raw["title"], raw["question"], tuple(claims), repeat, **sweeps, rungs=rungs)
 
 
 def _table(raw: dict, key: str, where: str) -> dict:

@@ -1,4 +1,4 @@
-"""Query chunks on several streams: lanes that share nothing, forked from the current stream and joined to it."""
+"""Query chunks on several streams: lanes share nothing, fork from the current stream and join it."""
 from __future__ import annotations
 
 from types import SimpleNamespace
@@ -30,7 +30,8 @@ def test_streams_change_no_bit(machine, randn, kernel, constants):
     """Judged against the reference, and equal to one launch after another; replayed as a graph, too."""
     q, k, v = randn(1, 190, 2, 64), randn(1, 203, 2, 64), randn(1, 203, 2, 64)
     _, o, lse = run(machine, kernel, q, k, v, causal=True, constants=constants)
-    p, streamed, lse_streamed = run(machine, kernel, q, k, v, causal=True, constants={**constants, "streams": 2})
+    two = {**constants, "streams": 2}
+    p, streamed, lse_streamed = run(machine, kernel, q, k, v, causal=True, constants=two)
     assert p.plan.lanes == 2
     assert (o.view("u2") == streamed.view("u2")).all() and (lse == lse_streamed).all()
     if machine.name == "gpu":
@@ -73,7 +74,7 @@ def test_the_scratch_grows_with_the_streams_alone():
 def test_no_more_lanes_than_query_chunks():
     assert plan("chunked_unfused", 300, streams=8).constants["streams"] == 3
     assert plan("chunked_fused", 300, streams=8).lanes == 1  # all query chunks in one grid
-    with pytest.raises(Unsupported, match="chunked_unfused: expected at most 32 streams, got 33; choose fewer"):
+    with pytest.raises(Unsupported, match="expected at most 32 streams, got 33; choose fewer"):
         plan("chunked_unfused", 8192, streams=33)
 
 

@@ -114,8 +114,8 @@ class ProbeShape:
 class Launch:
     """One kernel launch: which file and entry, over what grid, compiled with which constants.
 
-    Launches of one `lane` run in their order. Those of different lanes are independent, and a machine that can
-    may run them side by side; so they share nothing that one of them writes.
+    Launches of one `lane` run in their order. Those of different lanes are independent, and a machine may run
+    them side by side; so they share nothing that one of them writes.
     """
 
     file: str

@@ -287,7 +287,8 @@ def arguments(shape: AttentionShape, plan: Plan, t) -> list:
 ROW = Row(
     name="chunked_unfused", family="prefill", file=FILE, archs=("sm_80+",), dtypes=("float16", "bfloat16"),
     head_dims=range(8, 257, 8), features=frozenset({"causal", "gqa", "lse"}),
-    constants={"chunk": 128, "tile_m": 32, "tile_n": 64, "accumulate": "input", "layout": "row", "streams": 1},
+    constants={"chunk": 128, "tile_m": 32, "tile_n": 64, "accumulate": "input", "layout": "row",
+               "streams": 1},
     teaches="Chunks save the memory of the score matrix; looped over by the host, each one's scores still go "
             "through global memory, in four small launches.",
     plan=plan, cost=cost, arguments=arguments,
