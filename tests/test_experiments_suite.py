@@ -188,7 +188,8 @@ def test_every_suite_of_the_project_plans(name, machine):
 
 
 def test_the_suites_of_the_project_are_complete():
-    assert {"quick", "memory", "page-size", "paged-ladder", "ceilings", "peers"} <= set(suite_names())
+    assert {"quick", "memory", "page-size", "paged-ladder", "ceilings", "peers", "ladder", "block-size",
+            "precision", "layout", "crossover", "scaling", "roofline"} <= set(suite_names())
     for path in SUITES.glob("*.toml"):
         claims = tomllib.loads(path.read_text(encoding="utf-8"))["claims"]
         assert set(claims) <= set(range(1, 45)) and (claims or path.stem == "peers")  # it answers for us alone
