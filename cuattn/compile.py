@@ -37,6 +37,7 @@ NVRTC_OPTIONS = ("-std=c++17", "-ftz=true", "-fmad=true", "-lineinfo", "--ptxas-
 HOST_OPTIONS = ("-std=c++20", "-fPIC", "-shared", "-w", "-ffp-contract=off", "-fno-strict-aliasing",
                 "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti", "-fstack-clash-protection",
                 "-DCUATTN_SIMT=1")
+STAMPS = "prim/busy.cuh"
 TYPES = ("float16", "bfloat16", "float32")
 RECORD = {"binary": str, "digest": str, "entries": list, "registers": dict, "spill_bytes": dict}
 
@@ -119,18 +120,25 @@ def _declaration(name: str, value: Any) -> str:
                        f"got {value!r}")
 
 
-def unit(file: str, constants: Mapping[str, Any], target: str, table: str = "") -> str:
+def unit(
+    file: str, constants: Mapping[str, Any], target: str, table: str = "", stamped: bool = False
+) -> str:
     """The translation unit: constants, the kernel, and for the CPU machine its launch functions.
 
     With a `table`, C++ text that exports what the compiler knows of the file's types, the kernels themselves
-    are dropped.
+    are dropped. `stamped`: warps note when they begin and end, see prim/busy.cuh.
     """
     path = source_path(file)
     lines = [f"// {file} for {target}: written by cuattn/compile.py", f'#include "{tree.IMPLICIT}"']
     lines += [_declaration(name, constants[name]) for name in sorted(constants)]
     if table:  # what nobody calls is not compiled
         lines += ["#undef KERNEL", "#define KERNEL(...) static void"]
-    lines.append(f'#include "{path.as_posix() if os.path.isabs(file) else file}"')
+    if stamped:  # as text, so that the key holds both
+        for text in ((tree.KERNELS / STAMPS).read_text("utf-8"),
+                     tree.begun_with(path.read_text("utf-8"), "const Busy busy_now;")):
+            lines.append(text.replace("#pragma once", ""))
+    else:
+        lines.append(f'#include "{path.as_posix() if os.path.isabs(file) else file}"')
     if table:
         lines.append(table)
     elif target == "cpu":
@@ -266,7 +274,9 @@ def _ptxas_report(log: str) -> dict[str, dict[str, int]]:
 # --- the cache
 
 
-def build(file: str, entry: str, constants: Mapping[str, Any], target: str, table: str = "") -> Built:
+def build(
+    file: str, entry: str, constants: Mapping[str, Any], target: str, table: str = "", stamped: bool = False
+) -> Built:
     """The kernel `entry` of `file` with `constants` compiled in, from the cache or built now.
 
     Parameters
@@ -280,6 +290,9 @@ def build(file: str, entry: str, constants: Mapping[str, Any], target: str, tabl
         "cpu" or an architecture such as "sm_90a".
     table : str
         See `unit`; what it exports takes the kernels' place.
+    stamped : bool
+        See `unit`; an own binary, of the same source hash. A file outside `kernels_cu/` must then name its
+        own headers by absolute paths.
 
     Raises
     ------
@@ -288,10 +301,10 @@ def build(file: str, entry: str, constants: Mapping[str, Any], target: str, tabl
     made_of, (options, compiler), cache = sources(file), _options(target), cache_folder()
     # NOTE: constants as text: True, 1 and 1.0 are equal in Python and compile to different units.
     call = (file, repr(sorted(constants.items())), target, str(cache), str(tree.KERNELS), options, compiler,
-            table)
+            table, stamped)
     known = _folders.get(call)
     if known is None or known[0] is not made_of:
-        parts = _key_parts(file, constants, target, made_of, options, compiler, table)
+        parts = _key_parts(file, constants, target, made_of, options, compiler, table, stamped)
         key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
         known = _folders[call] = made_of, cache / f"{Path(file).stem}.{key}", parts
     _, folder, parts = known
@@ -307,10 +320,10 @@ _folders: dict[tuple, tuple[Sources, Path, dict]] = {}  # a call's folder and ke
 _verified: dict[Path, tuple[dict, tuple]] = {}  # records whose binary was hashed, with their files' stamps
 
 
-def _key_parts(file, constants, target, made_of: Sources, options, compiler, table: str) -> dict:
+def _key_parts(file, constants, target, made_of: Sources, options, compiler, table: str, stamped) -> dict:
     host = target == "cpu"
     return {
-        "unit": unit(file, constants, target, table),
+        "unit": unit(file, constants, target, table, stamped),
         "sources": made_of.lines if host else made_of.texts,  # the CPU machine's reports name lines
         "constants": dict(sorted(constants.items())), "options": options, "compiler": compiler,
         "target": target, "root": str(tree.KERNELS) if host else "",

@@ -219,11 +219,18 @@ class GpuMachine:
     def launch(self, built, grid, block: int, smem_bytes: int, args) -> None:
         self.prepare(built, grid, block, smem_bytes, args)()
 
-    def _kernel(self, path, entry: str):
+    def _module(self, path):
         key = str(path)
         if key not in self._modules:
             self._modules[key] = self.xp.RawModule(path=key)
-        return self._modules[key].get_function(entry)
+        return self._modules[key]
+
+    def _kernel(self, path, entry: str):
+        return self._module(path).get_function(entry)
+
+    def module_array(self, path, name: str, shape: tuple[int, ...], dtype: str):
+        """The binary's variable of that name, where it lies on the device."""
+        return self.xp.ndarray(shape, _numpy_dtype(dtype), self._module(path).get_global(name))
 
     def synchronize(self) -> None:
         """Waits for the device.

@@ -124,6 +124,28 @@ def _read(file: str) -> Sources:
     )
 
 
+def begun_with(text: str, statement: str) -> str:
+    """A kernel file's text in which the body of each `KERNEL` begins with that statement.
+
+    Line numbers stay.
+    """
+    plain, out, end = _blanked(text), [], 0
+    for match in _ENTRY.finditer(plain):
+        at, depth = match.end(), 1
+        while depth:
+            depth += {"(": 1, ")": -1}.get(plain[at], 0)
+            at += 1
+        at = plain.index("{", at) + 1
+        out += [text[end:at], f" {statement}"]
+        end = at
+    return "".join([*out, text[end:]])
+
+
+def _blanked(text: str) -> str:
+    """The same number of characters, with blanks for comments and literals."""
+    return _TOKEN.sub(lambda match: re.sub(r"[^\n]", " ", match.group()), text)
+
+
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 

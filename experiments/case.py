@@ -103,6 +103,9 @@ def _judge(machine, params, subject, room, repeat, phase, row) -> None:
         return
     _time(machine, params, subject, repeat, row)
     subject.poison()
+    if repeat.sm_busy and hasattr(subject, "sm_busy"):  # no peer has it
+        row["measured_sm_busy"] = subject.sm_busy(params["mode"] == "graph")
+        subject.poison()
     subject.run()
     machine.synchronize()
     _correct(subject, row)

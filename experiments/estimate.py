@@ -25,7 +25,7 @@ SHARE = 0.4  # of its datasheet rates that a kernel is expected to reach
 STANDARD_FLOPS = 2e13
 PREPARE_S = 3e-5  # a launch's arguments
 LAUNCH_S = {"launch": 5e-6, "graph": 1.5e-6}  # the host's part of one; that of one replayed
-RUNS = 4  # of the kernel outside the sampling: to load, to check, to warm up, to check again
+RUNS = 6  # of the kernel outside the sampling: to load, to check, to warm up, to check again, two with stamps
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,8 @@ def with_estimates(
         if needs is None or device is not None and needs.memory > device.memory_bytes:
             out.append(replace(case, estimate_s=CASE_S[machine]))  # it ends as a row that says so
             continue
-        seconds = CASE_S[machine] + len(needs.units - built) * COMPILE_S[machine]
+        twice = 2 if repeat.sm_busy and device is not None else 1  # as it is, and with stamps
+        seconds = CASE_S[machine] + twice * len(needs.units - built) * COMPILE_S[machine]
         built |= needs.units
         seconds += needs.launches * PREPARE_S + (
             _emulated_s(p, needs) if device is None else _gpu_s(p, needs, device, repeat)

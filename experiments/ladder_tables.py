@@ -25,6 +25,7 @@ _RESULTS = (
     ("measured_tflops", "measured\nTFLOP/s", 1, "{:.1f}"),
     ("tensor_use", "tensor\nuse", 1, "{:.0%}"),
     ("bandwidth_use", "bandwidth\nuse", 1, "{:.0%}"),
+    ("measured_sm_busy", "SMs\nbusy", 1, "{:.0%}"),
     ("launch_share", "launch\nshare", 1, "{:.0%}"),
     ("tail", "p99 /\nmedian", 1, "{:.2f}"),
     ("measured_n_samples", "samples", 1, "{:.0f}"),

@@ -138,6 +138,7 @@ _MEASURED = (
     ("measured_temperature_c", _FLOAT, "°C", "GPU temperature after sampling"),
     ("measured_throttle_reasons", _STRING, "", "NVML clock event reasons after sampling, comma separated"),
     ("measured_peak_pool_bytes", _INT, "B", "peak of the memory pool: inputs, outputs and scratch"),
+    ("measured_sm_busy", _FLOAT, "", "share of a run in which a multiprocessor has a warp; of a run that stamps"),
     ("measured_device_used_bytes", _INT, "B", "device memory in use with the case's buffers alive"),
 )
 _COUNTED = (

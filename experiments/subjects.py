@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 import cuattn
-from cuattn import compare
+from cuattn import busy, compare
 from cuattn.compare import Verdict
+from cuattn.compile import CompileError
 from experiments import inputs, peers
 from experiments.catalog import Entry
 from experiments.costs import constants_of
@@ -50,6 +51,13 @@ class _Ours:
     def poison(self) -> None:
         for array in self.planned.outputs:
             self.machine.poison(array)
+
+    def sm_busy(self, graph: bool) -> float | None:
+        """Share of a run in which a multiprocessor has a warp; None where no binary that says so is built."""
+        try:
+            return busy.sm_busy(self.planned, graph)
+        except CompileError:
+            return None
 
     def columns(self) -> dict[str, Any]:
         """Columns known once it is compiled."""

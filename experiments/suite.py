@@ -64,7 +64,10 @@ LIMITS = {"min_tokens": int, "max_tokens": int, "max_kv_gb": float, "max_scores_
 
 @dataclass(frozen=True)
 class Repeat:
-    """How often a case is timed and how long it may take (seconds)."""
+    """How often a case is timed and how long it may take (seconds).
+
+    `sm_busy`: whether a run of its own says how busy the multiprocessors are, see `cuattn.busy`.
+    """
 
     min_samples: int = 10
     max_samples: int = 200
@@ -73,6 +76,7 @@ class Repeat:
     compile_s: float = 300.0
     deadline_s: float = 120.0
     timer: str = "events"  # chosen by the command line, not by a suite
+    sm_busy: bool = False
 
 
 @dataclass(frozen=True)
@@ -175,11 +179,11 @@ def _repeat(raw: dict, where: str) -> Repeat:
     body = raw.get("repeat", {})
     if not isinstance(body, dict):
         raise UserError(f"{where}: repeat expected a table, got {body!r}")
-    known = {f.name: {"int": int, "float": float}[f.type] for f in fields(Repeat) if f.name != "timer"}
+    known = {f.name: type(f.default) for f in fields(Repeat) if f.name != "timer"}
     _only(body, known, f"{where}: repeat")
     for key, value in body.items():
         _typed(value, known[key], f"{where}: repeat.{key}")
-        if value <= 0:
+        if known[key] is not bool and value <= 0:
             raise UserError(f"{where}: repeat.{key} expected a positive number, got {value!r}")
     return Repeat(**body)
 

@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from cuattn.compile import CompileError
 from cuattn.machine import DeviceError
 from experiments import case, environment, inputs, subjects
 from experiments.catalog import catalog
@@ -182,6 +183,25 @@ def test_a_gpu_row_has_its_time_its_memory_and_its_derived_rates(gpu):
     assert row["measured_tokens_per_s"] == pytest.approx(24 / 10e-6)
     assert row["measured_peak_pool_bytes"] >= row["modelled_peak_bytes"] and row["measured_power_w"] == 500.0
     assert "counted_launches" not in row and row["check"] == "full"
+
+
+@pytest.mark.parametrize("mode", ["launch", "graph"])
+def test_how_busy_it_is_comes_from_a_run_of_its_own(gpu, monkeypatch, mode):
+    """Only where it is asked for; a kernel that cannot be built so keeps its time."""
+    stamped = []
+    monkeypatch.setattr(subjects.busy, "sm_busy", lambda planned, graph: stamped.append(graph) or 0.25)
+    monkeypatch.setattr(PlayedGpu, "capture", lambda self, fn: fn, raising=False)
+    params, asked = {**PREFILL, "mode": mode}, replace(QUICK, sm_busy=True)
+    assert "measured_sm_busy" not in run(gpu, params) and not stamped
+    row = run(gpu, params, asked)
+    assert row["status"] == "ok" and row["measured_sm_busy"] == 0.25 and stamped == [mode == "graph"]
+
+    def refused(planned, graph):
+        raise CompileError("no")
+
+    monkeypatch.setattr(subjects.busy, "sm_busy", refused)
+    row = run(gpu, params, asked)
+    assert row["status"] == "ok" and row["measured_sm_busy"] is None and row["measured_time_us"] == 10.0
 
 
 @pytest.mark.parametrize("wrong_from", [1, 4])

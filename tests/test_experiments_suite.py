@@ -65,6 +65,7 @@ def cases(raw=SMALL, machine="cpu", options=Options()):
         ("cpu", None, "has no sweep"),
         ("repeat", {"timeout": 3}, "did you mean 'timeout_s'?"),
         ("repeat", {"timeout_s": 0}, "positive"),
+        ("repeat", {"sm_busy": 1}, "sm_busy expected true or false, got 1"),
     ],
 )
 def test_a_bad_suite_is_refused_in_one_sentence(path, value, words):
