@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from experiments import store
+from experiments import ladder, store
 from experiments.crew import Crew
 from experiments.disk import remove_leftovers, sync_folder
 from experiments.locks import Lock, take
