@@ -73,9 +73,10 @@ def sm_busy(planned, graph: bool = False) -> float:
     times = [machine.module_array(path, "busy_sms", (MOST_SMS + 1, 4), "uint64") for path in paths]
     call()  # loads what is not loaded yet
     machine.synchronize()
+    fresh = np.zeros((MOST_SMS + 1, 4), np.uint64)
+    fresh[-1, 0] = np.iinfo(np.uint64).max  # the first time is the least
     for array in times:
-        array[...] = 0
-        array[-1, 0] = np.iinfo(np.uint64).max  # of which the first time is the least
+        array.set(fresh)
     call()
     machine.synchronize()
     return share([machine.download(array) for array in times], machine.device.sms)

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -53,6 +54,26 @@ def test_a_parenthesis_or_brace_in_a_comment_is_none():
     assert sources.begun_with(text, "x;") == text.replace("int b) {", "int b) { x;")
 
 
+class PlayedGpu:
+    """The CPU machine under a GPU's name, whose kernels leave one multiprocessor busy for 300 of 1000 ns."""
+
+    name = "gpu"
+
+    def __init__(self, cpu):
+        self._cpu, self.begun, self.paths = cpu, [], []
+
+    def __getattr__(self, name):
+        return getattr(self._cpu, name)
+
+    def module_array(self, path, name, shape, dtype):
+        assert (name, shape, dtype) == ("busy_sms", (busy.MOST_SMS + 1, 4), "uint64")
+        self.paths.append(path)
+        return SimpleNamespace(set=lambda times: self.begun.append(times.copy()))
+
+    def download(self, array):
+        return stamps(300) if self.begun else stamps(999)
+
+
 def test_a_stamped_kernel_is_another_binary_of_the_same_source(cpu, randn):
     """It computes the same; on the CPU machine it stamps nothing."""
     q, k, v = randn(1, 40, 2, 64), randn(1, 70, 1, 64), randn(1, 70, 1, 64)
@@ -66,6 +87,10 @@ def test_a_stamped_kernel_is_another_binary_of_the_same_source(cpu, randn):
     assert (cpu.download(p.outputs[0]).view("u2") == o.view("u2")).all()
     with pytest.raises(ValueError, match="the CPU machine, which has no SMs"):
         busy.sm_busy(p)
+    p.machine = played = PlayedGpu(cpu)
+    assert busy.sm_busy(p) == 300 / (cpu.device.sms * 1000)
+    assert played.paths == [str(stamped.path)]  # one binary, in which every entry counts
+    assert (played.begun[0] == stamps(first=2**64 - 1, last=0)).all()
 
 
 @pytest.mark.parametrize("kernel", ["standard", "chunked_fused", "flash"])
