@@ -1,0 +1,153 @@
+"""What a test may ask of a row: its numeric columns, and quantities derived from them; each says how it is known.
+
+A quantity that rests on a time is *measured* and is asked of a GPU's rows alone: how long the CPU machine takes
+is no time. Counts come from its counters where the row has them, else from the closed form, which is *modelled*
+and equals them to the byte. The error of a result is *compared* with float64, on either machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from experiments.schema import COLUMNS
+
+MEASURED, COUNTED, MODELLED, COMPARED = HOW = ("measured", "counted", "modelled", "compared")
+SAMPLES = 20  # a 99th percentile of fewer is their highest
+Known = tuple[float, str]  # a value, and how it is known
+
+
+@dataclass
+class Ceilings:
+    """What each device can do, by its own probes, and how long each run took.
+
+    Attributes
+    ----------
+    read_gbps : mapping of device to GB/s
+    tflops : mapping of (device, dtype) to TFLOP/s
+    minutes : mapping of run to minutes from its first row's start to its last row's end
+    """
+
+    read_gbps: dict[str, float] = field(default_factory=dict)
+    tflops: dict[tuple[str, str], float] = field(default_factory=dict)
+    minutes: dict[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, rows: Iterable[Mapping[str, Any]]) -> Ceilings:
+        """From rows that are ok."""
+        found, spans = cls(), {}
+        for row in rows:
+            device = row["device"]
+            if row["kernel"] == "read" and row["measured_gbps"]:
+                found.read_gbps[device] = max(found.read_gbps.get(device, 0.0), row["measured_gbps"])
+            if row["kernel"] == "mma" and row["measured_tflops"]:
+                key = device, row["dtype"]
+                found.tflops[key] = max(found.tflops.get(key, 0.0), row["measured_tflops"])
+            if row["started_at"] is not None and row["finished_at"] is not None:
+                first, last = spans.get(row["run_id"], (row["started_at"], row["finished_at"]))
+                spans[row["run_id"]] = min(first, row["started_at"]), max(last, row["finished_at"])
+        found.minutes = {run: (last - first).total_seconds() / 60 for run, (first, last) in spans.items()}
+        return found
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A quantity: its unit ("B", "share" for a part of 1, else as in tables) and what finds it in a row.
+
+    `find(row, ceilings)` gives the value and how it is known, or None where the row does not have it.
+    """
+
+    unit: str
+    timed: bool
+    find: Callable[[Mapping[str, Any], Ceilings], Known | None]
+
+
+@lru_cache
+def known() -> dict[str, Metric]:
+    """Every metric by name."""
+    return {column.name: _column(column) for column in COLUMNS if _numeric(column.type)} | DERIVED
+
+
+def value_of(row: Mapping[str, Any], name: str, ceilings: Ceilings) -> Known | None:
+    """The metric of a row; None where the row has none, or only a time that is none."""
+    metric = known()[name]
+    if metric.timed and row["machine"] != "gpu":
+        return None
+    found = metric.find(row, ceilings)
+    return None if found is None or not np.isfinite(found[0]) else found
+
+
+def _numeric(kind: pa.DataType) -> bool:
+    return pa.types.is_integer(kind) or pa.types.is_floating(kind)
+
+
+def _column(column) -> Metric:
+    timed = column.name.startswith("measured_")
+    how = {"derived": MEASURED, "outcome": COMPARED}.get(column.kind, column.kind)
+
+    def find(row: Mapping[str, Any], _: Ceilings) -> Known | None:
+        value = row[column.name]
+        return None if value is None else (float(value), how)
+
+    return Metric(column.unit, timed, find)
+
+
+def _counted_or_modelled(*names: str) -> Callable[[Mapping[str, Any], Ceilings], Known | None]:
+    """The sum of counters, or where one is missing of the closed forms of the same names."""
+
+    def find(row: Mapping[str, Any], _: Ceilings) -> Known | None:
+        for how in (COUNTED, MODELLED):
+            values = [row[f"{how}_{name}"] for name in names]
+            if None not in values:
+                return float(sum(values)), how
+        return None
+
+    return find
+
+
+def _bytes_share(row: Mapping[str, Any], ceilings: Ceilings) -> Known | None:
+    rate, top = row["measured_gbps"], ceilings.read_gbps.get(row["device"])
+    return (rate / top, MEASURED) if rate and top else None
+
+
+def _compute_share(row: Mapping[str, Any], ceilings: Ceilings) -> Known | None:
+    rate, top = row["measured_tflops"], ceilings.tflops.get((row["device"], row["dtype"]))
+    return (rate / top, MEASURED) if rate and top else None
+
+
+def _intensity(row: Mapping[str, Any], ceilings: Ceilings) -> Known | None:
+    """Useful flops per byte of inputs and outputs, over those at which both ceilings take equally long."""
+    top, read = ceilings.tflops.get((row["device"], row["dtype"])), ceilings.read_gbps.get(row["device"])
+    flops, peak, scratch = (row[f"modelled_{name}"] for name in ("flops", "peak_bytes", "scratch_bytes"))
+    if not (top and read and flops and peak) or scratch is None:
+        return None
+    return flops / (peak - scratch) / (1e3 * top / read), MODELLED
+
+
+def _tail(row: Mapping[str, Any], _: Ceilings) -> Known | None:
+    samples = row["measured_samples_us"]
+    if samples is None or len(samples) < SAMPLES:
+        return None
+    return float(np.percentile(samples, 99) / np.median(samples)), MEASURED
+
+
+def _minutes(row: Mapping[str, Any], ceilings: Ceilings) -> Known | None:
+    minutes = ceilings.minutes.get(row["run_id"])
+    return None if minutes is None else (minutes, MEASURED)
+
+
+_REQUESTED = _counted_or_modelled("bytes_loaded", "bytes_stored")
+DERIVED = {
+    "requested_bytes": Metric("B", False, _REQUESTED),
+    "launches": Metric("", False, _counted_or_modelled("launches")),
+    "bytes_share": Metric("share", True, _bytes_share),
+    "compute_share": Metric("share", True, _compute_share),
+    "intensity_over_ridge": Metric("", False, _intensity),
+    "p99_over_median": Metric("", True, _tail),
+    "run_minutes": Metric("min", True, _minutes),
+}
