@@ -13,6 +13,7 @@ from experiments import estimate, export_cli, ladder, ladder_tables, run_cli, ru
 from experiments.ab import cli as compare
 from experiments.capacity import cli as capacity
 from experiments.choosing import recommend_cli, tune_cli
+from experiments.claims import cli as claims
 from experiments.console import console, fail, say_unreadable
 from experiments.diagnose import cli as diagnose
 from experiments.explain import cli as explain
@@ -150,7 +151,7 @@ def show(
     say_unreadable(loaded)
 
 
-for commands in (capacity, compare, diagnose, explain, export_cli, recommend_cli, tune_cli):
+for commands in (capacity, claims, compare, diagnose, explain, export_cli, recommend_cli, tune_cli):
     commands.register(app, console)
 
 

@@ -1,133 +1,32 @@
-"""Verdicts: each part of a claim against the rows that may judge it, and what follows for the claim.
-
-A part is *confirmed* where its test holds in every case, *refuted* where it holds in none, *depends* where it
-holds in some, and *not tested* where no row can be judged. A claim has the verdict of its parts that decide and
-are tested; where these differ it depends. While the first part that decides, the heart of the claim, is not tested,
-the claim is not either, whatever its other parts say.
-"""
+"""Judging: each part of a claim against the rows that may judge it, or against a figure of the arithmetic."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from statistics import median
 from typing import Any
 
 import pandas as pd
 
 from experiments.claims import metrics, predicates, selecting
 from experiments.claims.definition import Book, Claim, Part
-from experiments.claims.metrics import HOW, MODELLED, Ceilings
+from experiments.claims.findings import (
+    NOT_TESTED,
+    Aside,
+    Case,
+    Finding,
+    PartFinding,
+    Sample,
+    of_cases,
+    overall,
+)
+from experiments.claims.metrics import Ceilings
 from experiments.claims.selecting import Row
 from experiments.claims.words import evidence, label_of, scaled
 
-CONFIRMED, REFUTED, DEPENDS, NOT_TESTED = VERDICTS = ("confirmed", "refuted", "depends", "not tested")
 NO_TIME = "a count of the CPU machine: it has no time"
 NO_VALUE = "without the value that is asked for"
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One row's share in a case: its role, run, case, kernel with constants, value, and how that is known."""
-
-    role: str
-    run: str
-    case: str
-    kernel: str
-    value: float
-    how: str
-
-
-@dataclass(frozen=True)
-class Case:
-    """One application of a test: where, the value it was asked of (in the part's unit), whether it holds."""
-
-    label: str
-    device: str
-    value: float
-    holds: bool
-    samples: tuple[Sample, ...] = ()
-    note: str = ""
-
-    @property
-    def how(self) -> set[str]:
-        """How its values are known."""
-        return {sample.how for sample in self.samples} or {MODELLED}
-
-
-@dataclass(frozen=True)
-class Aside:
-    """Rows that match a part and judge nothing: why, how many, and which (run, case)."""
-
-    why: str
-    rows: tuple[tuple[str, str], ...]
-
-
-@dataclass(frozen=True)
-class PartFinding:
-    """A part's verdict, the cases behind it, the rows set aside, and the evidence in a sentence."""
-
-    part: Part
-    verdict: str
-    cases: tuple[Case, ...] = ()
-    aside: tuple[Aside, ...] = ()
-    sentence: str = ""
-
-    @property
-    def how(self) -> tuple[str, ...]:
-        """measured, counted, modelled: those that stand behind it."""
-        return tuple(word for word in HOW if any(word in case.how for case in self.cases))
-
-    @property
-    def devices(self) -> tuple[str, ...]:
-        """The devices of its cases."""
-        return tuple(sorted({case.device for case in self.cases if case.device}))
-
-    @property
-    def middle(self) -> float | None:
-        """The median over its cases, in the part's unit."""
-        return median(case.value for case in self.cases) if self.cases else None
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A claim with its verdict and its parts'."""
-
-    claim: Claim
-    verdict: str
-    parts: tuple[PartFinding, ...]
-
-    @property
-    def deciding(self) -> tuple[PartFinding, ...]:
-        """The tested parts that decide."""
-        return tuple(p for p in self.parts if not p.part.side and p.verdict != NOT_TESTED)
-
-    @property
-    def how(self) -> tuple[str, ...]:
-        """How the deciding parts are known."""
-        return tuple(word for word in HOW if any(word in part.how for part in self.deciding))
-
-    @property
-    def devices(self) -> tuple[str, ...]:
-        """The devices of the deciding parts."""
-        return tuple(sorted({device for part in self.deciding for device in part.devices}))
-
-    @property
-    def sentence(self) -> str:
-        """The evidence in a few words: of the first part that speaks against the claim, else of the first."""
-        if self.verdict == NOT_TESTED:
-            return next(p.sentence for p in self.parts if not p.part.side)
-        parts = sorted(self.deciding, key=lambda p: (REFUTED, DEPENDS, CONFIRMED).index(p.verdict))
-        return parts[0].sentence
-
-    @property
-    def stale(self) -> int:
-        """How many of the rows set aside are stale."""
-        rows = {row for part in self.parts for aside in part.aside for row in aside.rows
-                if aside.why.startswith("stale")}
-        return len(rows)
 
 
 @dataclass
@@ -167,17 +66,6 @@ def _claim(claim: Claim, known: Evidence) -> Finding:
     if heart.verdict == NOT_TESTED:
         return told
     return Finding(claim, overall([part.verdict for part in told.deciding]), parts)
-
-
-def overall(verdicts: Iterable[str]) -> str:
-    """What several verdicts say together."""
-    found = set(verdicts) - {NOT_TESTED}
-    return DEPENDS if len(found) > 1 else found.pop() if found else NOT_TESTED
-
-
-def of_cases(holds: Sequence[bool]) -> str:
-    """The verdict of a part whose test held, or not, in these cases."""
-    return NOT_TESTED if not holds else CONFIRMED if all(holds) else DEPENDS if any(holds) else REFUTED
 
 
 def _part(part: Part, place: tuple[int, int], known: Evidence) -> PartFinding:
@@ -247,7 +135,7 @@ def _ratios(part: Part, chosen, metric, known: Evidence) -> list[Case]:
             continue
         value = metric(a) / metric(b)
         found.append(_case(part, value, predicates.within(value, part.low, part.high),
-                           [("of", a), ("to", b)], known, {*part.of, *part.to}))
+                           [("of", a), ("over", b)], known, {*part.of, *part.to}))
     return found
 
 
@@ -323,8 +211,3 @@ def _monotone(part: Part, chosen, metric, known: Evidence) -> list[Case]:
 
 BUILD = {"ratio": _ratios, "value": _values, "equals": _values, "exponent": _exponents, "optimum": _optima,
          "monotone": _monotone}
-
-
-def counts(findings: Iterable[Finding]) -> Counter[str]:
-    """How many claims have each verdict."""
-    return Counter(finding.verdict for finding in findings)

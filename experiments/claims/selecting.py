@@ -14,6 +14,7 @@ from experiments import store
 from experiments.catalog import PEERS
 from experiments.schema import BY_NAME, NAMES
 
+STALE = "stale: its kernel has changed since"
 PICKS = {"min": min, "max": max}
 # What must be equal for two rows to have one shape; `kernel` is among them where no side names one.
 SHAPE = ("machine", "device", "kernel", "b", "h", "hkv", "m", "n", "d", "dtype", "causal", "page_size",
@@ -97,7 +98,7 @@ def _why(values: Mapping[str, Any], stale: bool) -> str:
     if values["status"] != "ok":
         return str(values["status"])
     if stale:
-        return "stale: its kernel has changed since"
+        return STALE
     if values["source_hash"] is None and values["kernel"] not in PEERS:
         return "no source hash: whether its kernel has changed since is unknown"
     return ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from experiments.claims.definition import Part
+from experiments.claims.metrics import known
 from experiments.claims.selecting import Row
 from experiments.words import several
 
@@ -19,9 +20,17 @@ def scaled(value: float, native: str, unit: str) -> float:
     return 100 * value if native == "share" and unit == "%" else value
 
 
+def unit_of(part: Part) -> str:
+    """The unit of one row's value: the part's where that is of the metric's kind, else the metric's."""
+    native = known()[part.metric].unit if part.metric else ""
+    if part.unit in SIZES and native == "B" or part.unit == "%" and native == "share":
+        return part.unit
+    return "" if native == "share" else native
+
+
 def number(value: float) -> str:
     """Three digits, and all those before the point."""
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    return f"{value:,.0f}" if abs(value) >= 100 or value == 0 else f"{value:.3g}"
 
 
 def shown(value: float, unit: str) -> str:
@@ -41,7 +50,9 @@ def quoted(part: Part) -> str:
 
 
 def accepted(part: Part) -> str:
-    """What the test accepts."""
+    """What the test accepts; empty where there is none."""
+    if not part.kind:
+        return ""
     low, high = part.low, part.high
     if part.kind == "equals":
         what = part.expected if isinstance(part.expected, str) else shown(part.expected, part.unit)
