@@ -25,6 +25,7 @@ def main() -> None:
             screen("memory", "Memory vs throughput", "memory"),
             screen("decode", "Paged decode", "auto_stories"),
             screen("kernel", "Kernel", "developer_board"),
+            screen("claims", "Claims", "fact_check"),
             screen("health", "Data health", "health_and_safety"),
         ]
     )

@@ -20,6 +20,8 @@ import streamlit as st
 
 from dashboard import rows
 from experiments import store
+from experiments.claims import definition, judging
+from experiments.claims.findings import Finding
 from experiments.explain import saved
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -211,12 +213,44 @@ def current_hashes() -> dict[str, str]:
     A child process reads them: no kernel is imported here, and one that is being edited cannot break a page.
     """
     try:
-        answer = subprocess.run(
-            [sys.executable, "-c", HASHES], cwd=ROOT, capture_output=True, text=True, timeout=30, check=True
-        )
-        return dict(json.loads(answer.stdout))
+        return dict(json.loads(_child("-c", HASHES)))
     except (OSError, subprocess.SubprocessError, ValueError):
         return {}
+
+
+def _child(*words: str) -> str:
+    """What a Python process in the project's folder prints."""
+    command = [sys.executable, *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30, check=True)
+    return done.stdout
+
+
+def findings(loaded: Loaded) -> list[Finding]:
+    """Every claim of the articles, judged by the runs that are loaded and by arithmetic."""
+    paths = sorted({str(path) for path in loaded.frame["run_path"]}) if len(loaded.frame) else []
+    folders = [Folder(Path(path), path, "") for path in paths]
+    return _findings(tuple(paths), _state(folders), tuple(sorted(current_hashes().items())), figures())
+
+
+@st.cache_data(max_entries=8, show_spinner="Judging claims …")
+def _findings(paths: tuple[str, ...], state: tuple, hashes: tuple, computed: str) -> list[Finding]:
+    frame = store.read_runs([Path(path) for path in paths]).frame
+    known = {(claim, part): figure for claim, part, figure in json.loads(computed)}
+    return judging.judge(claims(), frame, dict(hashes), known)
+
+
+def claims() -> definition.Book:
+    """The claims and the articles they come from."""
+    return definition.load()
+
+
+@st.cache_data(ttl=600, show_spinner=False)
+def figures() -> str:
+    """The arithmetic behind claims, as JSON; "[]" where it cannot be done. A child imports the kernels."""
+    try:
+        return _child("-m", "experiments.claims.figures")
+    except (OSError, subprocess.SubprocessError):
+        return "[]"
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,21 @@ STATUSES = {
 }
 OTHER_STATUS = "#5F6B76"
 
+# A verdict on a claim: its colour, and a sign that says the same.
+VERDICTS = {
+    "confirmed": (GREEN, "✓"),
+    "refuted": (VERMILLION, "✗"),
+    "depends": (ORANGE, "±"),
+    "not tested": (FAINT, "–"),
+}
+# How a number is known: a mark of its own, and whether it is filled.
+KNOWN = {
+    "measured": ("circle", True),
+    "counted": ("circle", False),
+    "modelled": ("stroke", False),
+    "compared": ("diamond", False),
+}
+
 MODE_DASH = {"launch": [1, 0], "graph": [5, 4]}
 ORDER_DASH = {"sorted": [1, 0], "shuffled": [5, 4]}
 
@@ -101,6 +116,18 @@ def status_colour(statuses) -> alt.Color:
         type="nominal",
         scale=alt.Scale(domain=list(table), range=list(table.values())),
         legend=alt.Legend(title="status", values=present, symbolLimit=0, symbolType="square"),
+    )
+
+
+def verdict_colour(verdicts, title: str = "verdict") -> alt.Color:
+    """Colour encoding of verdicts; the legend lists only what the chart shows."""
+    present = [name for name in VERDICTS if name in set(verdicts)]
+    colours = [colour for colour, _ in VERDICTS.values()]
+    return alt.Color(
+        field="verdict",
+        type="nominal",
+        scale=alt.Scale(domain=list(VERDICTS), range=colours),
+        legend=alt.Legend(title=title, values=present, symbolLimit=0, symbolType="square"),
     )
 
 

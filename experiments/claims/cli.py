@@ -26,7 +26,7 @@ SHOWN = 20  # cases that a table lists
 
 RunPaths = Annotated[
     Optional[list[Path]],
-    typer.Argument(metavar="[RUN]...", help="Runs, or folders of runs; ./runs and the recorded ones if none."),
+    typer.Argument(metavar="[RUN]...", help="Runs, or folders of them; if none, ./runs and those recorded."),
 ]
 Number = Annotated[Optional[int], typer.Option("--claim", help="Everything about this one: 1 to 44.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Everything as JSON.")]
@@ -63,14 +63,14 @@ def _paths(runs: list[Path] | None) -> list[Path]:
     for path in runs or ():
         if not path.exists():
             below = RUNS / path
-            hint = f"did you mean {below}?" if below.exists() else "name a run's folder, or one that holds runs"
+            hint = f"did you mean {below}?" if below.exists() else "name a run, or a folder of runs"
             raise UserError(f"claims: {path} does not exist; {hint}")
     return runs or [RUNS, store.RECORDED]
 
 
 def _overview(console: Console, found: list[Finding], loaded: store.Loaded) -> None:
     stale = len({row for one in found for row in one.stale})
-    caption = f"From {several(len(loaded.runs), 'run')}. More about one: python -m experiments claims --claim 2."
+    caption = f"From {several(len(loaded.runs), 'run')}. More on one: python -m experiments claims --claim 2."
     if stale:
         caption += f" {several(stale, 'row')} stale: their kernels have changed since; they judge nothing."
     table = tables.new_table("Claims of the articles", caption)
@@ -106,8 +106,9 @@ def _detail(console: Console, book: Book, one: Finding) -> None:
             say(f"{letter}: {escape(title)} ({escape(original)})")
     say(f"Where: {escape(claim.place)}")
     say(f"The test: {escape(claim.reason)}")
-    how = f", {', '.join(one.how)}" if one.how and one.verdict != NOT_TESTED else ""
-    say(f"[bold]Verdict[/]: {_verdict(one.verdict)}{how}{f' ({one.tally})' * bool(one.tally)}. {escape(one.sentence)}")
+    how = f", {', '.join((*one.how, *one.devices))}" if one.verdict != NOT_TESTED else ""
+    tally = f" ({one.tally})" if one.tally else ""
+    say(f"[bold]Verdict[/]: {_verdict(one.verdict)}{escape(how + tally)}. {escape(one.sentence)}")
     for part in one.parts:
         console.print()
         _part(console, part)

@@ -1,4 +1,4 @@
-"""Claims as `claims.toml` states them, checked word by word when they are read. The file explains its keys."""
+"""Claims as `claims.toml` states them, checked word by word when they are read; the file says how."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim: its number, sentence, place in the articles, what answers it, why its test is fair, its parts."""
+    """A claim: number, sentence, place in the articles, what answers it, why its test is fair, its parts."""
 
     number: int
     statement: str

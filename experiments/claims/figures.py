@@ -1,4 +1,4 @@
-"""The arithmetic behind claims that no row answers: every number is *modelled*, by the formulas of `capacity`.
+"""The arithmetic behind claims that no row answers: all of it *modelled*, by the formulas of `capacity`.
 
 `python -m experiments.claims.figures` prints all of them as JSON, for readers that import no kernel.
 """

@@ -1,9 +1,9 @@
 """What comes of judging: verdicts with the cases behind them, and the same as plain values for JSON.
 
 A part is *confirmed* where its test holds in every case, *refuted* where it holds in none, *depends* where it
-holds in some, and *not tested* where no row can be judged. A claim has the verdict of its parts that decide and
-are tested; where these differ it depends. While the first part that decides, the heart of the claim, is not
-tested, the claim is not either, whatever its other parts say.
+holds in some, and *not tested* where no row can be judged. A claim has the verdict of its parts that decide
+and are tested; where these differ it depends. While the first part that decides, the heart of the claim, is
+not tested, the claim is not either, whatever its other parts say.
 """
 
 from __future__ import annotations

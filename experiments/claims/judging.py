@@ -31,11 +31,17 @@ NO_VALUE = "without the value that is asked for"
 
 @dataclass
 class Evidence:
-    """What there is to judge by: rows, oldest first, the devices' ceilings, and the figures by (claim, part)."""
+    """What there is to judge by: rows by kernel, oldest first, ceilings, and figures by (claim, part)."""
 
-    rows: list[Row]
+    rows: Mapping[str | None, list[Row]]
     ceilings: Ceilings
     figures: Mapping[tuple[int, int], Mapping[str, Any]] = field(default_factory=dict)
+
+    def matching(self, *filters: Mapping[str, Any]) -> list[Row]:
+        """The rows that meet every filter."""
+        wanted = [one["kernel"] for one in filters if "kernel" in one]
+        names = list(self.rows) if not wanted else wanted[0] if isinstance(wanted[0], list) else wanted[:1]
+        return selecting.matching((row for name in names for row in self.rows.get(name, ())), *filters)
 
 
 def judge(
@@ -55,7 +61,9 @@ def judge(
         Those that are missing leave their parts not tested.
     """
     rows = selecting.rows_of(frame, hashes)
-    known = Evidence(rows, Ceilings.of(row.values for row in rows if not row.why), figures)
+    grouped = selecting.grouped(rows, lambda row: (row.get("kernel"),))
+    by_kernel = {name: found for (name,), found in grouped.items()}
+    known = Evidence(by_kernel, Ceilings.of(row.values for row in rows if not row.why), figures)
     return [_claim(claim, known) for claim in book.claims.values()]
 
 
@@ -89,7 +97,7 @@ def _figure(part: Part, figure: Mapping[str, Any] | None) -> list[Case]:
 
 
 def _holds(part: Part, value: float, expected: float | None) -> bool:
-    """The test of a single value; `expected` is what `equals` compares with, the part's own number if None."""
+    """The test of a single value; where `expected` is None, `equals` takes the part's own number."""
     if part.kind == "equals":
         return predicates.equals(value, part.expected if expected is None else expected, part.tolerance)
     return predicates.within(value, part.low, part.high)
@@ -102,7 +110,7 @@ def _rows(part: Part, known: Evidence) -> tuple[list[Case], tuple[Aside, ...]]:
     ask = partial(metrics.value_of, name=part.metric, ceilings=known.ceilings)
     for side in sides:
         able = []
-        for row in selecting.matching(known.rows, side, part.where):
+        for row in known.matching(side, part.where):
             why = row.why or ("" if ask(row.values) is not None else _without(part, row))
             able += [row] if not why else []
             if why:
@@ -125,7 +133,7 @@ def _case(part: Part, value: float, holds: bool, rows: Sequence[tuple[str, Row]]
         shown = scaled(number, metrics.known()[part.metric].unit, part.unit)
         samples.append(Sample(role, row.get("run_id"), row.get("case_id"), row.words, shown, how))
     label = label_of(rows[0][1], varied, {row.words for _, row in rows})
-    return Case(label, rows[0][1].get("device"), value, holds, tuple(samples), note)
+    return Case(label, rows[0][1].device, value, holds, tuple(samples), note)
 
 
 def _ratios(part: Part, chosen, metric, known: Evidence) -> list[Case]:

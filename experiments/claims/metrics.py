@@ -1,8 +1,8 @@
-"""What a test may ask of a row: its numeric columns, and quantities derived from them; each says how it is known.
+"""What a test may ask of a row: its numeric columns, and what is derived of them; each says how it is known.
 
-A quantity that rests on a time is *measured* and is asked of a GPU's rows alone: how long the CPU machine takes
-is no time. Counts come from its counters where the row has them, else from the closed form, which is *modelled*
-and equals them to the byte. The error of a result is *compared* with float64, on either machine.
+A quantity that rests on a time is *measured* and is asked of a GPU's rows alone: how long the CPU machine
+takes is no time. Counts come from its counters where the row has them, else from the closed form, which is
+*modelled* and equals them to the byte. The error of a result is *compared* with float64, on either machine.
 """
 
 from __future__ import annotations

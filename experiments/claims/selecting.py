@@ -22,7 +22,7 @@ SHAPE = ("machine", "device", "kernel", "b", "h", "hkv", "m", "n", "d", "dtype",
 # Taken where a filter does not name them; rows without the column pass.
 USUAL = {"cache_mode": "cold", "mode": "launch", "layout": "bshd", "lengths_source": "uniform"}
 NOT_COLUMNS = ("pick", "plain")
-# Names of constants that a column has as well, or that follow from a constant: what constant stands behind them.
+# Names of constants that a column has as well, or that follow from one: what constant stands behind them.
 CONSTANT_OF = {"layout_of_scores": "layout", "chunks": "chunk"}
 
 
@@ -48,6 +48,12 @@ class Row:
     def identity(self) -> tuple:
         """What two rows share of which the newer counts."""
         return tuple(self.get(name) for name in SHAPE), _frozen(self.used), _frozen(self.given)
+
+    @property
+    def device(self) -> str:
+        """Its device's name as one reads it."""
+        name = self.values["device"]
+        return "CPU machine" if name == "cpu" else str(name or "unknown device")
 
     @property
     def words(self) -> str:
@@ -96,7 +102,7 @@ def _constants(text: str | None) -> dict[str, Any]:
 def _why(values: Mapping[str, Any], stale: bool) -> str:
     """Why nothing may be judged by a row; empty where it may."""
     if values["status"] != "ok":
-        return str(values["status"])
+        return f"ended {values['status']}"
     if stale:
         return STALE
     if values["source_hash"] is None and values["kernel"] not in PEERS:
@@ -113,7 +119,6 @@ def matching(rows: Iterable[Row], *filters: Mapping[str, Any]) -> list[Row]:
     named = {name for one in filters for name in one}
     usual = {name: (None, value) for name, value in USUAL.items() if name not in named}
     tests = [test for one in (*filters, usual) for test in one.items() if test[0] != "pick"]
-    tests.sort(key=lambda test: test[0] != "kernel")  # which most rows fail, and so are done with
     return [row for row in rows if all(_meets(row, name, wanted) for name, wanted in tests)]
 
 
@@ -175,8 +180,11 @@ def pairs(
     free = "pick" in of or "pick" in to
     others, found = grouped(to_rows, key), []
     for place, mine in grouped(of_rows, key).items():
+        pool = others.get(place, [])
+        if set(pool) <= set(mine):
+            continue  # the best of nothing but a side's own rows is no comparison
         for a in picked(mine, of.get("pick"), metric):
-            for b in picked(others.get(place, []), to.get("pick"), metric):
+            for b in picked(pool, to.get("pick"), metric):
                 if free or a.get("kernel") != b.get("kernel") or a is not b and _alike(a, b, constants):
                     found.append((a, b))
     return found

@@ -83,7 +83,7 @@ def label_of(row: Row, but: Iterable[str] = (), kernels: Iterable[str] = ()) -> 
         parts.append(f"page {get('page_size')}")
     parts.append((get("page_order") or "") if "page_order" not in but else "")
     name = row.words if len(set(kernels)) < 2 else ""
-    return " · ".join(filter(None, [get("device"), name, " ".join(filter(None, parts))]))
+    return " · ".join(filter(None, [row.device, name, " ".join(filter(None, parts))]))
 
 
 def evidence(part: Part, verdict: str, cases: Sequence, aside: Sequence) -> str:
