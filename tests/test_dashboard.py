@@ -257,6 +257,7 @@ def test_no_kernel_and_no_cupy_is_imported():
     code = (
         "import sys; from streamlit.testing.v1 import AppTest; "
         f"app = AppTest.from_file({str(APP)!r}, default_timeout=60).run(); assert not app.exception; "
+        "app.switch_page('screens/claims.py').run(); assert not app.exception and app.metric; "
         "print([name for name in sys.modules if name.split('.')[0] == 'cupy' "
         "or name.startswith(('cuattn.gpu', 'cuattn.kernels'))])"
     )
