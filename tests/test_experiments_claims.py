@@ -246,6 +246,21 @@ def test_variants_differ_in_what_a_side_names_alone(tmp_path, constants, verdict
     assert verdicts(1, pair, book=own) == [verdict]
 
 
+def test_the_best_is_taken_of_alike_variants(tmp_path):
+    """Of one kernel each set of other constants has its own best; of two kernels the best of all counts."""
+    rows = [row("chunked_fused", us, {"chunk": chunk, "accumulate": of}) for us, chunk, of in
+            ((100, 64, "float16"), (300, 128, "float16"), (90, 64, "float32"), (100, 128, "float32"))]
+    part = PAIR.replace("chunk = 512", "chunk = 128").replace("chunk = 128}\nlow", "chunk = {min = 64}, "
+                                                              'pick = "min"}\nlow')
+    own = written(tmp_path, BOOK.format(part=part.replace('kernel = "chunked_fused", ', "")))
+    assert sorted(case.value for case in finding(1, rows, book=own).parts[0].cases) == [
+        pytest.approx(10 / 9), pytest.approx(3)]
+    cross = written(tmp_path, BOOK.format(part=KINDS["ratio"][0].replace(
+        '"standard"', '"chunked_fused", pick = "min"')))
+    cases = finding(1, [*rows, row("flash", 45)], book=cross).parts[0].cases
+    assert [case.value for case in cases] == [2]
+
+
 def test_the_newest_of_equal_rows_counts(tmp_path):
     own = written(tmp_path, BOOK.format(part=KINDS["value"][0]))
     old, new = row("flash", 300), row("flash", 100)
@@ -352,11 +367,12 @@ def test_claim_7_inverted_u():
 def test_claim_9_scores_by_columns():
     def rungs(column: float, by_row: float) -> list[dict]:
         moved = {"modelled_bytes_loaded": 10**9, "modelled_bytes_stored": 10**9}
-        return [row("chunked_unfused", us, {"layout": layout}, **moved)
+        both = ("chunked_unfused", {}), ("chunked_fused", {"scores": "global"})
+        return [row(kernel, us, {**given, "layout": layout}, **moved) for kernel, given in both
                 for layout, us in (("column", column), ("row", by_row))]
 
-    assert verdicts(9, rungs(200, 100)) == [CONFIRMED, CONFIRMED]
-    assert verdicts(9, rungs(100, 100)) == [REFUTED, REFUTED]
+    assert verdicts(9, rungs(200, 100)) == [CONFIRMED] * 3
+    assert verdicts(9, rungs(100, 100)) == [REFUTED] * 3
 
 
 def test_claim_15_launches():
@@ -385,6 +401,8 @@ def test_claim_22_quadratic():
     assert finding(22, growth(2)).verdict == CONFIRMED
     assert finding(22, growth(1)).verdict == REFUTED
     assert finding(22, growth(2)[:3]).verdict == OPEN
+    for grown, verdict in ((80, CONFIRMED), (5, REFUTED)):
+        assert verdicts(22, [prefill("flash", 10, 100), prefill("flash", 10 * grown, 1000)])[1] == verdict
 
 
 def test_claim_26_flash_over_standard():

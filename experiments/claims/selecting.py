@@ -172,29 +172,34 @@ def pairs(
         What `pick` compares.
     """
     named = {*of, *to} - set(NOT_COLUMNS)
+    but = {CONSTANT_OF.get(name, name) for name in named}
 
     def key(row: Row) -> tuple:
         return tuple(row.get(name) for name in (*SHAPE, *same) if name not in named)
 
-    constants = {CONSTANT_OF.get(name, name) for name in named}
-    free = "pick" in of or "pick" in to
+    def variant(row: Row) -> str:
+        # Where the sides name kernels, each picks among all constants; else among those a variant may have.
+        return "" if "kernel" in named else _frozen({k: row.used[k] for k in {*row.given} - but})
+
     others, found = grouped(to_rows, key), []
     for place, mine in grouped(of_rows, key).items():
-        pool = others.get(place, [])
-        if set(pool) <= set(mine):
-            continue  # the best of nothing but a side's own rows is no comparison
-        for a in picked(mine, of.get("pick"), metric):
-            for b in picked(pool, to.get("pick"), metric):
-                if free or a.get("kernel") != b.get("kernel") or a is not b and _alike(a, b, constants):
-                    found.append((a, b))
+        for group in grouped(mine, lambda row: (variant(row),)).values() if "pick" in of else [mine]:
+            for a in picked(group, of.get("pick"), metric):
+                pool = [b for b in others.get(place, []) if _alike(a, b, but)]
+                if set(pool) <= set(mine):
+                    continue  # the best of nothing but a side's own rows is no comparison
+                best = picked(pool, to.get("pick"), metric)
+                found += [(a, b) for b in best if "pick" in to or a is not b]
     return found
 
 
 def _alike(a: Row, b: Row, but: set[str]) -> bool:
-    """Whether the constants that either case sets are used equal, but for some.
+    """Whether two kernels differ, or one's constants that either case sets are used equal, but for some.
 
     What both plans chose themselves may differ: it follows from the constants that do.
     """
+    if a.get("kernel") != b.get("kernel"):
+        return True
     return all(a.used.get(name) == b.used.get(name) for name in {*a.given, *b.given} - but)
 
 
