@@ -123,7 +123,7 @@ def _part(console: Console, found: PartFinding) -> None:
     title = f"{escape(part.says)}: {_verdict(found.verdict)}"
     console.print(title + (f" ({escape('; '.join(said))})" if said else ""), highlight=False)
     if not found.cases:
-        console.print(escape(found.sentence), highlight=False)
+        console.print(escape(found.sentence.removeprefix(f"{part.says}: ")), highlight=False)
     else:
         console.print(_cases(found))
     for one in found.aside:

@@ -136,6 +136,11 @@ def _tail(row: Mapping[str, Any], _: Ceilings) -> Known | None:
     return float(np.percentile(samples, 99) / np.median(samples)), MEASURED
 
 
+def _busy(row: Mapping[str, Any], _: Ceilings) -> Known | None:
+    share = row.get("measured_sm_busy")  # of a build with stamps, which not every run has
+    return None if share is None else (share, MEASURED)
+
+
 def _minutes(row: Mapping[str, Any], ceilings: Ceilings) -> Known | None:
     minutes = ceilings.minutes.get(row["run_id"])
     return None if minutes is None else (minutes, MEASURED)
@@ -149,5 +154,6 @@ DERIVED = {
     "compute_share": Metric("share", True, _compute_share),
     "intensity_over_ridge": Metric("", False, _intensity),
     "p99_over_median": Metric("", True, _tail),
+    "sm_busy": Metric("share", True, _busy),
     "run_minutes": Metric("min", True, _minutes),
 }
