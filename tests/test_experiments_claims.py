@@ -19,7 +19,7 @@ from experiments.claims.findings import VERDICTS, of_cases, overall
 from experiments.claims.judging import judge
 from experiments.models import model
 from experiments.schema import BY_NAME
-from experiments.suite import suite_names
+from experiments.suite import load_suite, suite_names
 from experiments.words import UserError
 
 CONFIRMED, REFUTED, DEPENDS, OPEN = VERDICTS
@@ -46,6 +46,12 @@ def test_every_claim_names_who_answers_it(book):
         asks = set(claim.answered_by) - {definition.LATER}
         needs = asks - set(suite_names()) - AHEAD
         assert not needs or claim.command, f"claim {claim.number}: {needs} without a command"
+
+
+def test_suites_and_claims_agree_on_what_answers_what(book):
+    for name in suite_names():
+        for number in load_suite(name).claims:
+            assert name in book.claims[number].answered_by, (name, number)
 
 
 def test_every_claim_says_where_and_why(book):
