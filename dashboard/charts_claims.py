@@ -12,11 +12,12 @@ from dashboard import style
 from experiments.claims.findings import Finding, PartFinding
 from experiments.claims.words import quoted, span
 
-TILE, WIDTH = 46, 400  # pixels: of a tile, and of the axis between its labels and its numbers
+TILE, ACROSS = 46, 10  # pixels of a tile, and tiles in a row
+ROW, BELOW = 42, 9  # pixels of a row that holds words and, so far below its middle, marks
 
 
 def tiles(findings: Iterable[Finding]) -> pd.DataFrame:
-    """One row a claim: the article it is first found in, its place in that row, its verdict and sign."""
+    """One row a claim: the article it is first found in, its place among that one's, its verdict and sign."""
     table = pd.DataFrame(
         [
             {
@@ -31,23 +32,20 @@ def tiles(findings: Iterable[Finding]) -> pd.DataFrame:
             for one in findings
         ]
     )
-    return table.assign(column=table.groupby("article").cumcount()) if len(table) else table
+    if table.empty:
+        return table
+    place = table.groupby("article").cumcount()
+    return table.assign(column=place % ACROSS, row=table["article"] + (place // ACROSS).astype(str))
 
 
-def glance(findings: Iterable[Finding], titles: dict[str, str]):
-    """A tile a claim, a row an article, coloured and signed by verdict.
-
-    Parameters
-    ----------
-    findings : of every claim
-    titles : mapping of article letter to its title
-    """
+def glance(findings: Iterable[Finding]):
+    """A tile a claim, rows by article, coloured and signed by verdict."""
     table = tiles(findings)
     if table.empty:
         return None
-    table["row"] = [f"{letter} · {titles[letter]}" for letter in table["article"]]
     x = alt.X(field="column", type="ordinal", axis=None)
-    axis = alt.Axis(domain=False, ticks=False, grid=False, labelLimit=260, labelPadding=10)
+    first = "slice(datum.value, 1) === '0' ? slice(datum.value, 0, 1) : ''"
+    axis = alt.Axis(domain=False, ticks=False, grid=False, labelPadding=10, labelExpr=first)
     y = alt.Y(field="row", type="nominal", title=None, axis=axis, scale=alt.Scale(paddingInner=0.12))
     tell = [
         style.text("number", "claim"),
@@ -103,7 +101,7 @@ def _compared(one: Finding, found: PartFinding) -> dict:
         "ratio_high": max(values) / middle,
         "quoted_low": low / middle,
         "quoted_high": high / middle,
-        "text": f"{span(values, part.unit)}  (quoted {quoted(part)})",
+        "text": f"{one.claim.number} · {span(values, part.unit)}, quoted {quoted(part)} · {part.says}",
     }
 
 
@@ -120,25 +118,24 @@ def against_quoted(table: pd.DataFrame):
     """
     if table.empty:
         return None
-    axis = alt.Axis(domain=False, ticks=False, grid=True, labelLimit=430)
-    y = alt.Y(field="label", type="nominal", sort=table["label"].tolist(), title=None, axis=axis)
+    y = alt.Y(field="label", type="nominal", sort=table["label"].tolist(), axis=None)
     reach = [*table["ratio_low"], *table["ratio_high"], *table["quoted_low"], *table["quoted_high"], 1.0]
     x = style.log_x("ratio", "found ÷ quoted", reach)
     base = alt.Chart(table)
     tell = [style.text(name, word) for name, word in (
         ("label", "claim"), ("found", "found"), ("quoted", "quoted"), ("verdict", "verdict"),
         ("known", "how known"), ("device", "device"), ("cases", "cases"))]
-    one = alt.Chart(pd.DataFrame({"ratio": [1.0]})).mark_rule(color=style.INK, strokeDash=[2, 3]).encode(x=x)
+    one = alt.Chart(pd.DataFrame({"ratio": [1.0]})).mark_rule(color=style.MUTED, strokeDash=[2, 3]).encode(x=x)
     ranges = base.transform_filter("datum.quoted_low < datum.quoted_high").mark_bar(
-        height=13, color=style.FAINT, opacity=0.55
+        height=13, color=style.FAINT, opacity=0.55, yOffset=BELOW
     ).encode(x=alt.X(field="quoted_low", type="quantitative"), x2="quoted_high", y=y, tooltip=tell)
     colour = style.verdict_colour(table["verdict"])
-    spread = base.mark_rule(strokeWidth=2).encode(
+    spread = base.mark_rule(strokeWidth=2, yOffset=BELOW).encode(
         x=alt.X(field="ratio_low", type="quantitative"), x2="ratio_high", y=y, color=colour)
-    layers = [ranges, one, spread, *_marks(base, x, y, colour, tell)]
-    layers.append(base.mark_text(align="left", dx=8, fontSize=11, color=style.MUTED).encode(
-        x=alt.value("width"), y=y, text="text:N"))
-    chart = alt.layer(*layers).properties(height=alt.Step(27), width=WIDTH)
+    said = base.mark_text(align="left", dy=-BELOW, fontSize=12, color=style.MUTED).encode(
+        x=alt.value(0), y=y, text="text:N")
+    layers = [one, ranges, spread, *_marks(base, x, y, colour, tell), said]
+    chart = alt.layer(*layers).properties(height=alt.Step(ROW), width="container")
     words = "What was found over what the articles quote"
     marks = {"measured": "filled circle measured", "counted": "hollow circle counted",
              "modelled": "upright stroke modelled", "compared": "diamond compared with float64"}
@@ -155,8 +152,8 @@ def _marks(base: alt.Chart, x, y, colour, tell) -> list:
     made = []
     for known, (shape, filled) in style.KNOWN.items():
         rows = base.transform_filter(f"datum.known === '{known}'")
-        point = {"shape": shape, "filled": filled, "size": 100, "strokeWidth": 2, "opacity": 1}
-        stroke = {"thickness": 3, "height": 15, "opacity": 1}
+        point = {"shape": shape, "filled": filled, "size": 90, "strokeWidth": 2, "opacity": 1, "yOffset": BELOW}
+        stroke = {"thickness": 3, "height": 14, "opacity": 1, "yOffset": BELOW}
         mark = rows.mark_tick(**stroke) if shape == "stroke" else rows.mark_point(**point)
         made.append(mark.encode(x=x, y=y, color=colour, tooltip=tell))
     return made

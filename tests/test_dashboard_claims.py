@@ -114,11 +114,11 @@ def test_each_way_of_knowing_has_a_mark_of_its_own(found):
 def test_every_claim_is_a_tile(found):
     table = charts_claims.tiles(found)
     assert sorted(table["number"]) == list(range(1, 45))
-    assert not table.duplicated(["article", "column"]).any()
+    assert not table.duplicated(["row", "column"]).any()
     assert all(text.startswith(style.VERDICTS[verdict][1]) for text, verdict in
                zip(table["text"], table["verdict"]))
 
 
 def test_nothing_to_draw_is_no_chart(found):
-    assert charts_claims.glance([], {}) is None
+    assert charts_claims.glance([]) is None
     assert charts_claims.against_quoted(charts_claims.compared([])) is None

@@ -20,8 +20,8 @@ def page(loaded: data.Loaded) -> None:
     told = counts(found)
     for cell, verdict in zip(st.columns(len(style.VERDICTS)), style.VERDICTS):
         cell.metric(f"{style.VERDICTS[verdict][1]} {verdict}", told[verdict], border=True)
-    titles = {letter: title for letter, (title, _) in book.articles.items()}
-    views.draw(charts_claims.glance(found, titles), "claims-glance", "There are no claims.")
+    views.draw(charts_claims.glance(found), "claims-glance", "There are no claims.")
+    st.caption(" · ".join(f"{letter}: {title}" for letter, (title, _) in book.articles.items()))
     verdict = st.segmented_control(
         "Show", [ALL, *style.VERDICTS], default=ALL, required=True, key="verdict", bind="query-params"
     )
