@@ -67,7 +67,7 @@ def chunks(*tflops: float, d: int = 128) -> list[dict]:
 
 
 def ladder(small: float, tuned: float, standard: float = 100.0) -> list[dict]:
-    """standard, the rung with small chunks and tiles, the tuned one: their times, and a quarter the memory."""
+    """standard, the rung with small chunks and tiles, the tuned one, with these times."""
     memory = {"measured_peak_pool_bytes": 10**9}
     return [row("standard", standard, measured_peak_pool_bytes=4 * 10**9),
             row("chunked_unfused", small, SMALL, **memory), row("chunked_fused", tuned, TUNED, **memory)]
@@ -79,9 +79,9 @@ def frame(rows: list[dict]) -> pd.DataFrame:
     return store._to_frame([table.append_column("run_path", pa.array(["run"] * len(rows), pa.string()))])
 
 
-def verdicts(number: int, rows: list[dict], hashes: dict | None = None, book: Book | None = None) -> list[str]:
+def verdicts(number: int, rows: list[dict], book: Book | None = None) -> list[str]:
     """The verdicts of a claim's parts, by these rows and no arithmetic."""
-    return [part.verdict for part in finding(number, rows, hashes, book).parts]
+    return [part.verdict for part in finding(number, rows, book=book).parts]
 
 
 def finding(number: int, rows: list[dict], hashes: dict | None = None, book: Book | None = None) -> Finding:

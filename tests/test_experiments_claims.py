@@ -1,4 +1,4 @@
-"""Claims: every predicate and the verdicts that rest on it flip with the data; nothing judges that must not."""
+"""Claims: the file, every predicate and kind of test, which rows judge and which must not, the command."""
 
 from __future__ import annotations
 
@@ -7,17 +7,14 @@ import math
 
 import claims_rows as made
 import pytest
-from claims_rows import SMALL, chunks, decode, finding, ladder, prefill, row, verdicts
+from claims_rows import chunks, decode, finding, ladder, prefill, row, verdicts
 from commands import call
 
 from cuattn.kernels import ROWS
 from experiments import store
-from experiments.capacity import budget
 from experiments.claims import definition, figures, metrics, predicates, selecting
 from experiments.claims.definition import load
 from experiments.claims.findings import VERDICTS, of_cases, overall
-from experiments.claims.judging import judge
-from experiments.models import model
 from experiments.schema import BY_NAME
 from experiments.suite import load_suite, suite_names
 from experiments.words import UserError
@@ -33,7 +30,7 @@ def book():
     return load()
 
 
-# The file ----------------------------------------------------------------------------------------------------
+# The file
 
 def test_every_claim_stands_once(book):
     assert sorted(book.claims) == list(range(1, 45))
@@ -89,8 +86,8 @@ def test_every_figure_can_be_computed(book):
     (('statement = "s."\n', ""), "has no statement"),
 ])
 def test_a_mistake_in_the_file_is_one_sentence(tmp_path, change, said):
-    text = BOOK.format(part='kind = "ratio"\nmetric = "measured_time_us"\nof = { kernel = "flash", pick = "min" }'
-                            '\nto = { kernel = "standard" }\nwhere = { b = { min = 2 } }\nlow = 2')
+    text = BOOK.format(part='kind = "ratio"\nmetric = "measured_time_us"\n'
+                            'of = { kernel = "flash", pick = "min" }\nto = { kernel = "standard" }\nwhere = { b = { min = 2 } }\nlow = 2')
     assert change[0] in text
     with pytest.raises(UserError) as error:
         written(tmp_path, text.replace(*change))
@@ -103,10 +100,10 @@ def test_a_number_that_stands_twice_is_refused(tmp_path):
         written(tmp_path, text + text.split("[articles.A]")[1].split("\n", 3)[3])
 
 
-# Predicates --------------------------------------------------------------------------------------------------
+# Predicates
 
 def test_within():
-    assert predicates.within(2.0, 1, 2) and predicates.within(0.5, None, 1) and predicates.within(9.0, 1, None)
+    assert all(predicates.within(*one) for one in ((2.0, 1, 2), (0.5, None, 1), (9.0, 1, None)))
     assert not predicates.within(2.1, 1, 2) and not predicates.within(0.9, 1, None)
     assert not any(predicates.within(math.nan, *bounds) for bounds in ((1, 2), (None, 1), (1, None)))
 
@@ -133,7 +130,8 @@ def test_monotone():
     assert not predicates.monotone([1, 1.5, 2], "down", 0.5, 0)
     assert not predicates.monotone([1, 2, 1.9, 3], "up", 0.5, 0.01)
     assert predicates.monotone([1, 2, 1.9, 3], "up", 0.5, 0.1)
-    assert not predicates.monotone([1, 1.2], "up", 0.5, 0) and not predicates.monotone([1, math.nan], "up", 0, 0)
+    assert not predicates.monotone([1, 1.2], "up", 0.5, 0)
+    assert not predicates.monotone([1, math.nan], "up", 0, 0)
 
 
 def test_verdicts_of_cases_and_parts():
@@ -142,7 +140,7 @@ def test_verdicts_of_cases_and_parts():
     assert overall([OPEN]) == OPEN and overall([]) == OPEN
 
 
-# Every kind, on a claim of its own ---------------------------------------------------------------------------
+# Every kind, on a claim of its own
 
 BOOK = """
 [articles.A]
@@ -176,7 +174,8 @@ RATIO = 'kind = "ratio"\nmetric = "measured_time_us"\nof = {kernel = "standard"}
 VALUE = 'kind = "value"\nmetric = "measured_time_us"\nof = {kernel = "flash"}\n'
 EQUALS = 'kind = "equals"\nmetric = "measured_peak_pool_bytes"\nof = {kernel = "flash"}\n'
 OVER_N = 'metric = "measured_time_us"\nof = {kernel = "flash"}\naxis = "n"\n'
-OVER_CHUNKS = 'kind = "optimum"\nmetric = "measured_tflops"\nof = {kernel = "chunked_fused"}\naxis = "chunk"\n'
+OVER_CHUNKS = ('kind = "optimum"\nmetric = "measured_tflops"\n'
+               'of = {kernel = "chunked_fused"}\naxis = "chunk"\n')
 MONOTONE = 'kind = "monotone"\ndirection = "up"\ngain = 0.5\n'
 KINDS = {
     "ratio": (RATIO + "low = 2", [row("standard", 300), row("flash", 100)],
@@ -225,7 +224,7 @@ def test_the_best_of_a_sides_own_rows_is_no_comparison(tmp_path):
     assert verdicts(1, [decode("paged", 10), decode("paged", 11, page_size=8)], book=own) == [CONFIRMED]
 
 
-# Which rows pair ---------------------------------------------------------------------------------------------
+# Which rows pair
 
 PAIR = RATIO.replace('"standard"', '"chunked_fused", chunk = 512').replace(
     '"flash"', '"chunked_fused", chunk = 128') + "low = 2"
@@ -274,7 +273,7 @@ def test_the_newest_of_equal_rows_counts(tmp_path):
     assert len(finding(1, [old, new], book=own).parts[0].cases) == 1
 
 
-# What must not judge -----------------------------------------------------------------------------------------
+# What must not judge
 
 @pytest.mark.parametrize("change, why", [
     ({"status": "incorrect"}, "ended incorrect"), ({"status": "oom"}, "ended oom"),
@@ -325,125 +324,6 @@ def test_while_its_heart_is_not_tested_neither_is_the_claim(tmp_path):
     assert [part.verdict for part in found.parts] == [OPEN, CONFIRMED] and found.verdict == OPEN
 
 
-# Claims, one by one ------------------------------------------------------------------------------------------
-
-def test_claim_2_seventy_times_slower():
-    assert verdicts(2, ladder(7000, 130))[:3] == [CONFIRMED] * 3
-    assert verdicts(2, ladder(300, 170))[:2] == [REFUTED] * 2
-    heavy = [one | {"measured_peak_pool_bytes": 4 * 10**9} for one in ladder(7000, 130)]
-    assert verdicts(2, heavy)[2] == REFUTED
-    assert finding(2, ladder(7000, 130)).verdict == CONFIRMED
-    assert finding(2, ladder(300, 130)).verdict == DEPENDS
-
-
-def test_claim_3_chunk_and_tile():
-    large = {"chunk": 512, "tile_m": 128, "tile_n": 128}
-
-    def rungs(chunk_128: float, chunk_512: float, tiles: float) -> list[dict]:
-        return [row("chunked_unfused", chunk_128, SMALL),
-                row("chunked_unfused", chunk_512, SMALL | {"chunk": 512}), row("chunked_unfused", tiles, large)]
-
-    assert verdicts(3, rungs(2000, 100, 50)) == [CONFIRMED, CONFIRMED]
-    assert verdicts(3, rungs(200, 100, 95)) == [REFUTED, REFUTED]
-    assert finding(3, rungs(200, 100, 50)).verdict == DEPENDS
-
-
-def test_claim_5_query_chunks_side_by_side():
-    def rungs(serial: float, grid: float) -> list[dict]:
-        return [row("chunked_fused", serial, {"chunk": 512, "parallel": "serial"}),
-                row("chunked_fused", grid, {"chunk": 512, "parallel": "grid"})]
-
-    def streams(one: float, four: float) -> list[dict]:
-        return [row("chunked_unfused", one, {"streams": 1}), row("chunked_unfused", four, {"streams": 4})]
-
-    assert verdicts(5, rungs(150, 100) + streams(500, 100))[:2] == [CONFIRMED, CONFIRMED]
-    assert verdicts(5, rungs(100, 100) + streams(120, 100))[:2] == [REFUTED, REFUTED]
-
-
-def test_claim_7_inverted_u():
-    assert verdicts(7, chunks(1, 2, 3, 4, 3.9, 2))[:4] == [CONFIRMED] * 4
-    rising = verdicts(7, chunks(1, 2, 3, 4, 5, 6))
-    assert rising[:2] == [REFUTED] * 2 and rising[3] == REFUTED
-    assert verdicts(7, chunks(6, 1, 1, 1, 1, 1))[2] == REFUTED
-    padded = [row("chunked_fused", 120, d=80), row("chunked_fused", 100, d=96)]
-    assert verdicts(7, padded)[4] == CONFIRMED
-    assert verdicts(7, [one | {"d": {80: 96, 96: 80}[one["d"]]} for one in padded])[4] == REFUTED
-
-
-def test_claim_9_scores_by_columns():
-    def rungs(column: float, by_row: float) -> list[dict]:
-        moved = {"modelled_bytes_loaded": 10**9, "modelled_bytes_stored": 10**9}
-        both = ("chunked_unfused", {}), ("chunked_fused", {"scores": "global"})
-        return [row(kernel, us, {**given, "layout": layout}, **moved) for kernel, given in both
-                for layout, us in (("column", column), ("row", by_row))]
-
-    assert verdicts(9, rungs(200, 100)) == [CONFIRMED] * 3
-    assert verdicts(9, rungs(100, 100)) == [REFUTED] * 3
-
-
-def test_claim_15_launches():
-    def rungs(request: float, fused: float, launches: int) -> list[dict]:
-        return [decode("paged_launches", request, {"launch": "request"}, modelled_launches=launches),
-                decode("paged", fused, {"splits": 1}, modelled_launches=1)]
-
-    assert verdicts(15, rungs(700, 10, 16))[:2] == [CONFIRMED, CONFIRMED]
-    assert verdicts(15, rungs(50, 10, 4))[:2] == [REFUTED, REFUTED]
-    assert finding(15, [one | {"b": 4} for one in rungs(700, 10, 16)]).verdict == OPEN
-
-
-def test_claim_18_shuffled_pages():
-    def pages(shuffled: float) -> list[dict]:
-        return [decode("paged", us, page_order=order) for order, us in (("sorted", 10), ("shuffled", shuffled))]
-
-    assert verdicts(18, pages(20))[0] == CONFIRMED
-    found = finding(18, pages(10.1))
-    assert found.verdict == REFUTED and "The article is wrong" in found.sentence
-
-
-def test_claim_22_quadratic():
-    def growth(power: float) -> list[dict]:
-        return [prefill("flash", (n / 1024) ** power, n) for n in (1024, 2048, 4096, 8192)]
-
-    assert finding(22, growth(2)).verdict == CONFIRMED
-    assert finding(22, growth(1)).verdict == REFUTED
-    assert finding(22, growth(2)[:3]).verdict == OPEN
-    for grown, verdict in ((80, CONFIRMED), (5, REFUTED)):
-        assert verdicts(22, [prefill("flash", 10, 100), prefill("flash", 10 * grown, 1000)])[1] == verdict
-
-
-def test_claim_26_flash_over_standard():
-    def ratios(*times: float) -> list[dict]:
-        pairs = zip((1024, 4096, 16384), times)
-        return [prefill(kernel, us, n) for n, ratio in pairs
-                for kernel, us in (("flash", 100), ("standard", 100 * ratio))]
-
-    assert verdicts(26, ratios(1.7, 2.5, 3.5))[:4] == [CONFIRMED] * 4
-    assert verdicts(26, ratios(4, 5, 6))[:4] == [CONFIRMED, REFUTED, REFUTED, REFUTED]
-    assert finding(26, ratios(1.1, 1.1, 1.1)).verdict == REFUTED
-
-
-def test_claim_33_traffic():
-    def growth(power: float) -> list[dict]:
-        return [prefill("flash", None, n, machine="cpu", device="cpu", counted_bytes_loaded=int(n**power),
-                        counted_bytes_stored=n) for n in (128, 256, 512, 1024)]
-
-    found = finding(33, growth(2))
-    assert found.verdict == REFUTED and found.how == ("counted",) and "wrong about traffic" in found.sentence
-    assert finding(33, growth(1)).verdict == CONFIRMED
-
-
-def test_arithmetic_alone_says_where_the_articles_are_wrong(book):
-    found = {one.claim.number: one for one in judge(book, made.frame([]), {}, figures.values(book))}
-    assert found[13].verdict == found[32].verdict == CONFIRMED
-    for number in (24, 36, 42):
-        assert found[number].verdict == REFUTED and found[number].how == ("modelled",)
-        assert "article" in found[number].sentence and "wrong" in found[number].sentence
-    assert "10.7 GB, not 53.7 GB" in found[24].sentence and "1,430 tokens" in found[36].sentence
-    assert [part.verdict for part in found[24].parts[:3]] == [REFUTED, REFUTED, CONFIRMED]
-    seventy = model("Llama-2-70b-hf")  # what the model has, and the article does not count with: 8 KV heads
-    assert budget.kv_bytes(seventy, "float16", 4096) == pytest.approx(1.34e9, rel=0.01)
-
-
 def test_ceilings_give_shares():
     rows = [row("read", 1, family="probe", modelled_bytes_loaded=4_000_000, modelled_flops=None),
             row("flash", 2, modelled_bytes_loaded=4_000_000, modelled_bytes_stored=0)]
@@ -453,7 +333,7 @@ def test_ceilings_give_shares():
     assert metrics.value_of(rows[1] | {"device": "A100"}, "bytes_share", ceilings) is None
 
 
-# The command -------------------------------------------------------------------------------------------------
+# The command
 
 @pytest.fixture
 def run(tmp_path):

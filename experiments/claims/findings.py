@@ -170,7 +170,8 @@ def plain(finding: Finding) -> dict[str, Any]:
     return {
         "number": claim.number, "statement": claim.statement, "place": claim.place, "reason": claim.reason,
         "verdict": finding.verdict, "how": list(finding.how), "devices": list(finding.devices),
-        "evidence": finding.sentence, "answered_by": list(claim.answered_by), "commands": claim.commands(),
+        "evidence": finding.sentence, "tally": finding.tally, "answered_by": list(claim.answered_by),
+        "commands": claim.commands(),
         "parts": [_plain(part) for part in finding.parts],
     }
 

@@ -1,0 +1,135 @@
+"""Claims one by one: the verdict on each flips with the rows, and arithmetic alone refutes what it must."""
+
+from __future__ import annotations
+
+import claims_rows as made
+import pytest
+from claims_rows import SMALL, chunks, decode, finding, ladder, prefill, row, verdicts
+
+from experiments.capacity import budget
+from experiments.claims import figures
+from experiments.claims.findings import VERDICTS
+from experiments.claims.judging import judge
+from experiments.models import model
+
+CONFIRMED, REFUTED, DEPENDS, OPEN = VERDICTS
+
+
+def test_claim_2_seventy_times_slower():
+    assert verdicts(2, ladder(7000, 130))[:3] == [CONFIRMED] * 3
+    assert verdicts(2, ladder(300, 170))[:2] == [REFUTED] * 2
+    heavy = [one | {"measured_peak_pool_bytes": 4 * 10**9} for one in ladder(7000, 130)]
+    assert verdicts(2, heavy)[2] == REFUTED
+    assert finding(2, ladder(7000, 130)).verdict == CONFIRMED
+    assert finding(2, ladder(300, 130)).verdict == DEPENDS
+
+
+def test_claim_3_chunk_and_tile():
+    large = {"chunk": 512, "tile_m": 128, "tile_n": 128}
+
+    def rungs(chunk_128: float, chunk_512: float, tiles: float) -> list[dict]:
+        return [row("chunked_unfused", chunk_128, SMALL),
+                row("chunked_unfused", chunk_512, SMALL | {"chunk": 512}),
+                row("chunked_unfused", tiles, large)]
+
+    assert verdicts(3, rungs(2000, 100, 50)) == [CONFIRMED, CONFIRMED]
+    assert verdicts(3, rungs(200, 100, 95)) == [REFUTED, REFUTED]
+    assert finding(3, rungs(200, 100, 50)).verdict == DEPENDS
+
+
+def test_claim_5_query_chunks_side_by_side():
+    def rungs(serial: float, grid: float) -> list[dict]:
+        return [row("chunked_fused", serial, {"chunk": 512, "parallel": "serial"}),
+                row("chunked_fused", grid, {"chunk": 512, "parallel": "grid"})]
+
+    def streams(one: float, four: float) -> list[dict]:
+        return [row("chunked_unfused", one, {"streams": 1}), row("chunked_unfused", four, {"streams": 4})]
+
+    assert verdicts(5, rungs(150, 100) + streams(500, 100))[:2] == [CONFIRMED, CONFIRMED]
+    assert verdicts(5, rungs(100, 100) + streams(120, 100))[:2] == [REFUTED, REFUTED]
+
+
+def test_claim_7_inverted_u():
+    assert verdicts(7, chunks(1, 2, 3, 4, 3.9, 2))[:4] == [CONFIRMED] * 4
+    rising = verdicts(7, chunks(1, 2, 3, 4, 5, 6))
+    assert rising[:2] == [REFUTED] * 2 and rising[3] == REFUTED
+    assert verdicts(7, chunks(6, 1, 1, 1, 1, 1))[2] == REFUTED
+    padded = [row("chunked_fused", 120, d=80), row("chunked_fused", 100, d=96)]
+    assert verdicts(7, padded)[4] == CONFIRMED
+    assert verdicts(7, [one | {"d": {80: 96, 96: 80}[one["d"]]} for one in padded])[4] == REFUTED
+
+
+def test_claim_9_scores_by_columns():
+    def rungs(column: float, by_row: float) -> list[dict]:
+        moved = {"modelled_bytes_loaded": 10**9, "modelled_bytes_stored": 10**9}
+        both = ("chunked_unfused", {}), ("chunked_fused", {"scores": "global"})
+        return [row(kernel, us, {**given, "layout": layout}, **moved) for kernel, given in both
+                for layout, us in (("column", column), ("row", by_row))]
+
+    assert verdicts(9, rungs(200, 100)) == [CONFIRMED] * 3
+    assert verdicts(9, rungs(100, 100)) == [REFUTED] * 3
+
+
+def test_claim_15_launches():
+    def rungs(request: float, fused: float, launches: int) -> list[dict]:
+        return [decode("paged_launches", request, {"launch": "request"}, modelled_launches=launches),
+                decode("paged", fused, {"splits": 1}, modelled_launches=1)]
+
+    assert verdicts(15, rungs(700, 10, 16))[:2] == [CONFIRMED, CONFIRMED]
+    assert verdicts(15, rungs(50, 10, 4))[:2] == [REFUTED, REFUTED]
+    assert finding(15, [one | {"b": 4} for one in rungs(700, 10, 16)]).verdict == OPEN
+
+
+def test_claim_18_shuffled_pages():
+    def pages(shuffled: float) -> list[dict]:
+        both = ("sorted", 10), ("shuffled", shuffled)
+        return [decode("paged", us, page_order=order) for order, us in both]
+
+    assert verdicts(18, pages(20))[0] == CONFIRMED
+    found = finding(18, pages(10.1))
+    assert found.verdict == REFUTED and "The article is wrong" in found.sentence
+
+
+def test_claim_22_quadratic():
+    def growth(power: float) -> list[dict]:
+        return [prefill("flash", (n / 1024) ** power, n) for n in (1024, 2048, 4096, 8192)]
+
+    assert finding(22, growth(2)).verdict == CONFIRMED
+    assert finding(22, growth(1)).verdict == REFUTED
+    assert finding(22, growth(2)[:3]).verdict == OPEN
+    for grown, verdict in ((80, CONFIRMED), (5, REFUTED)):
+        assert verdicts(22, [prefill("flash", 10, 100), prefill("flash", 10 * grown, 1000)])[1] == verdict
+
+
+def test_claim_26_flash_over_standard():
+    def ratios(*times: float) -> list[dict]:
+        pairs = zip((1024, 4096, 16384), times)
+        return [prefill(kernel, us, n) for n, ratio in pairs
+                for kernel, us in (("flash", 100), ("standard", 100 * ratio))]
+
+    assert verdicts(26, ratios(1.7, 2.5, 3.5))[:4] == [CONFIRMED] * 4
+    assert verdicts(26, ratios(4, 5, 6))[:4] == [CONFIRMED, REFUTED, REFUTED, REFUTED]
+    assert finding(26, ratios(1.1, 1.1, 1.1)).verdict == REFUTED
+
+
+def test_claim_33_traffic():
+    def growth(power: float) -> list[dict]:
+        return [prefill("flash", None, n, machine="cpu", device="cpu", counted_bytes_loaded=int(n**power),
+                        counted_bytes_stored=n) for n in (128, 256, 512, 1024)]
+
+    found = finding(33, growth(2))
+    assert found.verdict == REFUTED and found.how == ("counted",) and "wrong about traffic" in found.sentence
+    assert finding(33, growth(1)).verdict == CONFIRMED
+
+
+def test_arithmetic_alone_says_where_the_articles_are_wrong():
+    book = made.the_book()
+    found = {one.claim.number: one for one in judge(book, made.frame([]), {}, figures.values(book))}
+    assert found[13].verdict == found[32].verdict == CONFIRMED
+    for number in (24, 36, 42):
+        assert found[number].verdict == REFUTED and found[number].how == ("modelled",)
+        assert "article" in found[number].sentence and "wrong" in found[number].sentence
+    assert "10.7 GB, not 53.7 GB" in found[24].sentence and "1,430 tokens" in found[36].sentence
+    assert [part.verdict for part in found[24].parts[:3]] == [REFUTED, REFUTED, CONFIRMED]
+    seventy = model("Llama-2-70b-hf")  # what the model has, and the article does not count with: 8 KV heads
+    assert budget.kv_bytes(seventy, "float16", 4096) == pytest.approx(1.34e9, rel=0.01)
