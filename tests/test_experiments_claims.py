@@ -251,6 +251,16 @@ def test_variants_differ_in_what_a_side_names_alone(tmp_path, constants, verdict
     assert verdicts(1, pair, book=own) == [verdict]
 
 
+@pytest.mark.parametrize("column, other", [("mode", "graph"), ("cache_mode", "warm"), ("layout", "bhsd"),
+                                           ("lengths_source", "trace.csv")])
+def test_what_is_unusual_must_be_asked_for(tmp_path, column, other):
+    rows = [one | {column: other} for one in KINDS["ratio"][1]]
+    part = KINDS["ratio"][0]
+    assert verdicts(1, rows, book=written(tmp_path, BOOK.format(part=part))) == [OPEN]
+    asked = written(tmp_path, BOOK.format(part=f'{part}\nwhere = {{{column} = "{other}"}}'))
+    assert verdicts(1, rows, book=asked) == [CONFIRMED]
+
+
 def test_the_best_is_taken_of_alike_variants(tmp_path):
     """Of one kernel each set of other constants has its own best; of two kernels the best of all counts."""
     rows = [row("chunked_fused", us, {"chunk": chunk, "accumulate": of}) for us, chunk, of in
@@ -307,6 +317,9 @@ def test_counts_judge_from_either_machine(tmp_path):
         found = finding(1, rows, book=own)
         assert found.verdict == CONFIRMED and found.how == how
     assert finding(1, counted, book=own).devices == ("CPU machine",)
+    both = [a | {name: value for name, value in b.items() if name.startswith("counted")}
+            for a, b in zip(modelled, counted)]
+    assert finding(1, both, book=own).how == ("counted",)
 
 
 def test_every_case_names_its_rows(tmp_path):

@@ -21,7 +21,8 @@ def test_claim_2_seventy_times_slower():
     heavy = [one | {"measured_peak_pool_bytes": 4 * 10**9} for one in ladder(7000, 130)]
     assert verdicts(2, heavy)[2] == REFUTED
     assert finding(2, ladder(7000, 130)).verdict == CONFIRMED
-    assert finding(2, ladder(300, 130)).verdict == DEPENDS
+    found = finding(2, ladder(300, 130))
+    assert found.verdict == DEPENDS and "Chunks of 128" in found.sentence and "no, 3×" in found.sentence
 
 
 def test_claim_3_chunk_and_tile():
@@ -57,6 +58,17 @@ def test_claim_7_inverted_u():
     padded = [row("chunked_fused", 120, d=80), row("chunked_fused", 100, d=96)]
     assert verdicts(7, padded)[4] == CONFIRMED
     assert verdicts(7, [one | {"d": {80: 96, 96: 80}[one["d"]]} for one in padded])[4] == REFUTED
+
+
+def test_claim_8_compute_use_by_the_devices_own_ceiling():
+    def rungs(small: float, flash: float) -> list[dict]:
+        top = row("mma", 1000, family="probe")  # 1000 TFLOP/s at 10¹² flops
+        return [top, row("chunked_unfused", 1000 / small, SMALL), row("flash", 1000 / flash)]
+
+    assert verdicts(8, rungs(0.1, 0.5))[:2] == [CONFIRMED, CONFIRMED]
+    assert verdicts(8, rungs(0.5, 0.1))[:2] == [REFUTED, REFUTED]
+    assert verdicts(8, rungs(0.1, 0.5)[1:])[:2] == [OPEN, OPEN]
+    assert finding(8, rungs(0.1, 0.5)).parts[0].cases[0].value == pytest.approx(10)  # percent
 
 
 def test_claim_9_scores_by_columns():
@@ -110,6 +122,7 @@ def test_claim_26_flash_over_standard():
     assert verdicts(26, ratios(1.7, 2.5, 3.5))[:4] == [CONFIRMED] * 4
     assert verdicts(26, ratios(4, 5, 6))[:4] == [CONFIRMED, REFUTED, REFUTED, REFUTED]
     assert finding(26, ratios(1.1, 1.1, 1.1)).verdict == REFUTED
+    assert finding(26, ratios(4, 5, 6)).sentence == "1.5 to 2 times at 1K: no, 4×"  # what speaks against it
 
 
 def test_claim_33_traffic():
