@@ -20,9 +20,6 @@ from experiments.suite import load_suite, suite_names
 from experiments.words import UserError
 
 CONFIRMED, REFUTED, DEPENDS, OPEN = VERDICTS
-# Suites and constants that claims name and that come with other work; a suite that is missing is said to be.
-AHEAD = {"ladder", "block-size", "precision", "layout", "crossover", "scaling", "roofline", "paged-ladder"}
-AHEAD_CONSTANTS = {"streams", "launch"}
 
 
 @pytest.fixture(scope="module")
@@ -37,11 +34,11 @@ def test_every_claim_stands_once(book):
 
 
 def test_every_claim_names_who_answers_it(book):
-    known = {*suite_names(), *AHEAD, *definition.OTHER}
+    known = {*suite_names(), *definition.OTHER}
     for claim in book.claims.values():
         assert claim.answered_by and set(claim.answered_by) <= known, claim.number
         asks = set(claim.answered_by) - {definition.LATER}
-        needs = asks - set(suite_names()) - AHEAD
+        needs = asks - set(suite_names())
         assert not needs or claim.command, f"claim {claim.number}: {needs} without a command"
 
 
@@ -59,7 +56,7 @@ def test_every_claim_says_where_and_why(book):
 
 
 def test_filters_name_columns_and_constants_that_exist(book):
-    constants = {name for kernel in ROWS.values() for name in kernel.constants} | AHEAD_CONSTANTS
+    constants = {name for kernel in ROWS.values() for name in kernel.constants}
     known = {*BY_NAME, *constants, *selecting.CONSTANT_OF, *selecting.NOT_COLUMNS}
     for claim in book.claims.values():
         for part in claim.parts:
@@ -340,10 +337,11 @@ def test_while_its_heart_is_not_tested_neither_is_the_claim(tmp_path):
 def test_ceilings_give_shares():
     rows = [row("read", 1, family="probe", modelled_bytes_loaded=4_000_000, modelled_flops=None),
             row("flash", 2, modelled_bytes_loaded=4_000_000, modelled_bytes_stored=0)]
-    ceilings = metrics.Ceilings.of(rows)
-    assert ceilings.read_gbps == {"H200": pytest.approx(4000)}
-    assert metrics.value_of(rows[1], "bytes_share", ceilings) == (pytest.approx(0.5), "measured")
-    assert metrics.value_of(rows[1] | {"device": "A100"}, "bytes_share", ceilings) is None
+    beside = metrics.Beside.of(made.frame(rows))
+    assert beside.read_gbps("H200") == pytest.approx(4000) and beside.read_gbps("A100") is None
+    assert metrics.value_of(rows[1], "bytes_share", beside) == (pytest.approx(0.5), "measured")
+    assert metrics.value_of(rows[1] | {"device": "A100"}, "bytes_share", beside) is None
+    assert metrics.value_of(rows[1], "run_minutes", beside) == (pytest.approx(2 / 60), "measured")
 
 
 # The command

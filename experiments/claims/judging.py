@@ -21,7 +21,7 @@ from experiments.claims.findings import (
     of_cases,
     overall,
 )
-from experiments.claims.metrics import Ceilings
+from experiments.claims.metrics import Beside
 from experiments.claims.selecting import Row
 from experiments.claims.words import evidence, label_of, scaled
 
@@ -31,10 +31,10 @@ NO_VALUE = "without the value that is asked for"
 
 @dataclass
 class Evidence:
-    """What there is to judge by: rows by kernel, oldest first, ceilings, and figures by (claim, part)."""
+    """What there is to judge by: rows by kernel, oldest first, what they are read against, and figures."""
 
     rows: Mapping[str | None, list[Row]]
-    ceilings: Ceilings
+    beside: Beside
     figures: Mapping[tuple[int, int], Mapping[str, Any]] = field(default_factory=dict)
 
     def matching(self, *filters: Mapping[str, Any]) -> list[Row]:
@@ -63,7 +63,7 @@ def judge(
     rows = selecting.rows_of(frame, hashes)
     grouped = selecting.grouped(rows, lambda row: (row.get("kernel"),))
     by_kernel = {name: found for (name,), found in grouped.items()}
-    known = Evidence(by_kernel, Ceilings.of(row.values for row in rows if not row.why), figures)
+    known = Evidence(by_kernel, Beside.of(frame.loc[[row.index for row in rows if not row.why]]), figures)
     return [_claim(claim, known) for claim in book.claims.values()]
 
 
@@ -107,7 +107,7 @@ def _rows(part: Part, known: Evidence) -> tuple[list[Case], tuple[Aside, ...]]:
     """The cases of a part that rows answer, and the matching rows that may not."""
     sides = [side for side in (part.of, part.to) if side or side is part.of]
     chosen, aside = [], {}
-    ask = partial(metrics.value_of, name=part.metric, ceilings=known.ceilings)
+    ask = partial(metrics.value_of, name=part.metric, beside=known.beside)
     for side in sides:
         able = []
         for row in known.matching(side, part.where):
@@ -129,7 +129,7 @@ def _case(part: Part, value: float, holds: bool, rows: Sequence[tuple[str, Row]]
     """A case of these rows, each with its role; `varied` are the columns its label leaves out."""
     samples = []
     for role, row in rows:
-        number, how = metrics.value_of(row.values, part.metric, known.ceilings)
+        number, how = metrics.value_of(row.values, part.metric, known.beside)
         shown = scaled(number, metrics.known()[part.metric].unit, part.unit)
         samples.append(Sample(role, row.get("run_id"), row.get("case_id"), row.words, shown, how))
     label = label_of(rows[0][1], varied, {row.words for _, row in rows})
@@ -159,7 +159,7 @@ def _values(part: Part, chosen, metric, known: Evidence) -> list[Case]:
     for row in rows:
         value, expected = scaled(metric(row), unit, part.unit), None
         if isinstance(part.expected, str):
-            other = metrics.value_of(row.values, part.expected, known.ceilings)
+            other = metrics.value_of(row.values, part.expected, known.beside)
             if other is None:
                 continue
             expected = scaled(other[0], metrics.known()[part.expected].unit, part.unit)

@@ -7,64 +7,63 @@ takes is no time. Counts come from its counters where the row has them, else fro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 
-from experiments.schema import COLUMNS
+from experiments.ceilings import Ceilings, of_rows
+from experiments.schema import COLUMNS, TAIL_SAMPLES
 
 MEASURED, COUNTED, MODELLED, COMPARED = HOW = ("measured", "counted", "modelled", "compared")
-SAMPLES = 100  # fewer have no 99th percentile
 Known = tuple[float, str]  # a value, and how it is known
 
 
-@dataclass
-class Ceilings:
-    """What each device can do, by its own probes, and how long each run took.
+@dataclass(frozen=True)
+class Beside:
+    """What a row is read against: its device's ceilings, and the minutes its run took.
 
     Attributes
     ----------
-    read_gbps : mapping of device to GB/s
-    tflops : mapping of (device, dtype) to TFLOP/s
-    minutes : mapping of run to minutes from its first row's start to its last row's end
+    ceilings : mapping of device to Ceilings
+    minutes : mapping of run
+        From its first row's start to its last row's end.
     """
 
-    read_gbps: dict[str, float] = field(default_factory=dict)
-    tflops: dict[tuple[str, str], float] = field(default_factory=dict)
-    minutes: dict[str, float] = field(default_factory=dict)
+    ceilings: Mapping[str, Ceilings] = field(default_factory=dict)
+    minutes: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, rows: Iterable[Mapping[str, Any]]) -> Ceilings:
-        """From rows that are ok."""
-        found, spans = cls(), {}
-        for row in rows:
-            device = row["device"]
-            if row["kernel"] == "read" and row["measured_gbps"]:
-                found.read_gbps[device] = max(found.read_gbps.get(device, 0.0), row["measured_gbps"])
-            if row["kernel"] == "mma" and row["measured_tflops"]:
-                key = device, row["dtype"]
-                found.tflops[key] = max(found.tflops.get(key, 0.0), row["measured_tflops"])
-            if row["started_at"] is not None and row["finished_at"] is not None:
-                first, last = spans.get(row["run_id"], (row["started_at"], row["finished_at"]))
-                spans[row["run_id"]] = min(first, row["started_at"]), max(last, row["finished_at"])
-        found.minutes = {run: (last - first).total_seconds() / 60 for run, (first, last) in spans.items()}
-        return found
+    def of(cls, frame: pd.DataFrame) -> Beside:
+        """From rows that may be judged by."""
+        ceilings = {device: of_rows(frame, device) for device in frame["device"].dropna().unique()}
+        spans = frame.groupby("run_id").agg({"started_at": "min", "finished_at": "max"}).dropna()
+        minutes = {run: (last - first).total_seconds() / 60 for run, first, last in spans.itertuples()}
+        return cls(ceilings, minutes)
+
+    def read_gbps(self, device: str) -> float | None:
+        """The rate at which its read probe read, in GB/s."""
+        return self.ceilings.get(device, Ceilings()).read_gbps
+
+    def tflops(self, device: str, dtype: str) -> float | None:
+        """The rate of its mma.sync probe, in TFLOP/s."""
+        return self.ceilings.get(device, Ceilings()).tflops.get(dtype)
 
 
 @dataclass(frozen=True)
 class Metric:
     """A quantity: its unit ("B", "share" for a part of 1, else as in tables) and what finds it in a row.
 
-    `find(row, ceilings)` gives the value and how it is known, or None where the row does not have it.
+    `find(row, beside)` gives the value and how it is known, or None where the row does not have it.
     """
 
     unit: str
     timed: bool
-    find: Callable[[Mapping[str, Any], Ceilings], Known | None]
+    find: Callable[[Mapping[str, Any], Beside], Known | None]
 
 
 @lru_cache
@@ -73,12 +72,12 @@ def known() -> dict[str, Metric]:
     return {column.name: _column(column) for column in COLUMNS if _numeric(column.type)} | DERIVED
 
 
-def value_of(row: Mapping[str, Any], name: str, ceilings: Ceilings) -> Known | None:
+def value_of(row: Mapping[str, Any], name: str, beside: Beside) -> Known | None:
     """The metric of a row; None where the row has none, or only a time that is none."""
     metric = known()[name]
     if metric.timed and row["machine"] != "gpu":
         return None
-    found = metric.find(row, ceilings)
+    found = metric.find(row, beside)
     return None if found is None or not np.isfinite(found[0]) else found
 
 
@@ -90,17 +89,17 @@ def _column(column) -> Metric:
     timed = column.name.startswith("measured_")
     how = {"derived": MEASURED, "outcome": COMPARED}.get(column.kind, column.kind)
 
-    def find(row: Mapping[str, Any], _: Ceilings) -> Known | None:
+    def find(row: Mapping[str, Any], _: Beside) -> Known | None:
         value = row[column.name]
         return None if value is None else (float(value), how)
 
     return Metric(column.unit, timed, find)
 
 
-def _counted_or_modelled(*names: str) -> Callable[[Mapping[str, Any], Ceilings], Known | None]:
+def _counted_or_modelled(*names: str) -> Callable[[Mapping[str, Any], Beside], Known | None]:
     """The sum of counters, or where one is missing of the closed forms of the same names."""
 
-    def find(row: Mapping[str, Any], _: Ceilings) -> Known | None:
+    def find(row: Mapping[str, Any], _: Beside) -> Known | None:
         for how in (COUNTED, MODELLED):
             values = [row[f"{how}_{name}"] for name in names]
             if None not in values:
@@ -110,39 +109,39 @@ def _counted_or_modelled(*names: str) -> Callable[[Mapping[str, Any], Ceilings],
     return find
 
 
-def _bytes_share(row: Mapping[str, Any], ceilings: Ceilings) -> Known | None:
-    rate, top = row["measured_gbps"], ceilings.read_gbps.get(row["device"])
+def _bytes_share(row: Mapping[str, Any], beside: Beside) -> Known | None:
+    rate, top = row["measured_gbps"], beside.read_gbps(row["device"])
     return (rate / top, MEASURED) if rate and top else None
 
 
-def _compute_share(row: Mapping[str, Any], ceilings: Ceilings) -> Known | None:
-    rate, top = row["measured_tflops"], ceilings.tflops.get((row["device"], row["dtype"]))
+def _compute_share(row: Mapping[str, Any], beside: Beside) -> Known | None:
+    rate, top = row["measured_tflops"], beside.tflops(row["device"], row["dtype"])
     return (rate / top, MEASURED) if rate and top else None
 
 
-def _intensity(row: Mapping[str, Any], ceilings: Ceilings) -> Known | None:
+def _intensity(row: Mapping[str, Any], beside: Beside) -> Known | None:
     """Useful flops per byte of inputs and outputs, over those at which both ceilings take equally long."""
-    top, read = ceilings.tflops.get((row["device"], row["dtype"])), ceilings.read_gbps.get(row["device"])
+    top, read = beside.tflops(row["device"], row["dtype"]), beside.read_gbps(row["device"])
     flops, peak, scratch = (row[f"modelled_{name}"] for name in ("flops", "peak_bytes", "scratch_bytes"))
     if not (top and read and flops and peak) or scratch is None:
         return None
     return flops / (peak - scratch) / (1e3 * top / read), MODELLED
 
 
-def _tail(row: Mapping[str, Any], _: Ceilings) -> Known | None:
+def _tail(row: Mapping[str, Any], _: Beside) -> Known | None:
     samples = row["measured_samples_us"]
-    if samples is None or len(samples) < SAMPLES:
+    if samples is None or len(samples) < TAIL_SAMPLES:
         return None
     return float(np.percentile(samples, 99) / np.median(samples)), MEASURED
 
 
-def _busy(row: Mapping[str, Any], _: Ceilings) -> Known | None:
-    share = row.get("measured_sm_busy")  # of a build with stamps, which not every run has
+def _busy(row: Mapping[str, Any], _: Beside) -> Known | None:
+    share = row["measured_sm_busy"]  # of a build with stamps, which not every run has
     return None if share is None else (share, MEASURED)
 
 
-def _minutes(row: Mapping[str, Any], ceilings: Ceilings) -> Known | None:
-    minutes = ceilings.minutes.get(row["run_id"])
+def _minutes(row: Mapping[str, Any], beside: Beside) -> Known | None:
+    minutes = beside.minutes.get(row["run_id"])
     return None if minutes is None else (minutes, MEASURED)
 
 

@@ -28,12 +28,16 @@ CONSTANT_OF = {"layout_of_scores": "layout", "chunks": "chunk"}
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """A stored row: its columns (None where null), its constants as set and as used, why it cannot judge."""
+    """A stored row: its columns (None where null), its constants as set and as used, why it cannot judge.
+
+    `index` is its place in the frame.
+    """
 
     values: Mapping[str, Any]
     given: Mapping[str, Any]
     used: Mapping[str, Any]
     why: str
+    index: int
 
     def get(self, name: str) -> Any:
         """A column, `chunks`, or a constant as used; None where the row has none."""
@@ -74,15 +78,15 @@ def rows_of(frame: pd.DataFrame, hashes: Mapping[str, str]) -> list[Row]:
     """
     frame = frame.assign(stale=store.stale(frame, hashes))
     frame = frame.sort_values("started_at", kind="stable", na_position="first")
-    return [_row(record) for record in frame.to_dict("records")]
+    return [_row(record, index) for index, record in zip(frame.index, frame.to_dict("records"))]
 
 
-def _row(record: dict[str, Any]) -> Row:
+def _row(record: dict[str, Any], index: int) -> Row:
     values = {name: _plain(record[name]) for name in NAMES}
     given = _constants(values["constants"])
     used = {**given, **_constants(values["constants_used"])}
     used = {name: values["dtype"] if value == "input" else value for name, value in used.items()}
-    return Row(values, given, used, _why(values, record["stale"]))
+    return Row(values, given, used, _why(values, record["stale"]), index)
 
 
 def _plain(value: Any) -> Any:
