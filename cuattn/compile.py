@@ -11,42 +11,32 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import platform
-import re
 import secrets
 import shutil
 import stat
-import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from cuattn import sanitize
 from cuattn import sources as tree
+from cuattn.compilers import (
+    CompilerMissing,
+    compile_host,
+    compile_nvrtc,
+    compiler_of,
+    host_compiler,
+    ptxas_report,
+)
 from cuattn.sources import CompileError, Sources, entries, source_hash, source_path, sources, stamp
 
-# NOTE: CuPy is not asked to compile: its own cache ignores the contents of headers reached through -I.
-NVRTC_OPTIONS = ("-std=c++17", "-ftz=true", "-fmad=true", "-lineinfo", "--ptxas-options=-v",
-                 "-default-device")
-# NOTE: no fused multiply-add and no -march: equal bits on every CPU of an architecture.
-HOST_OPTIONS = ("-std=c++20", "-fPIC", "-shared", "-w", "-ffp-contract=off", "-fno-strict-aliasing",
-                "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti", "-fstack-clash-protection",
-                "-DCUATTN_SIMT=1")
 STAMPS = "prim/busy.cuh"
 TYPES = ("float16", "bfloat16", "float32")
 RECORD = {"binary": str, "digest": str, "entries": list, "registers": dict, "spill_bytes": dict}
 
 __all__ = ["Built", "CompileError", "CompilerMissing", "build", "cache_folder", "entries", "host_compiler",
            "source_hash", "sources", "unit"]
-
-
-class CompilerMissing(RuntimeError):
-    """No compiler for this target on this machine; the message says what to install."""
 
 
 @dataclass(frozen=True)
@@ -146,131 +136,6 @@ def unit(
     return "\n".join(lines) + "\n"
 
 
-# --- compilers
-
-
-@lru_cache
-def host_compiler() -> tuple[str, ...]:
-    """The host C++ compiler's command: $CXX, c++, g++, clang++, or zig from PyPI.
-
-    Raises
-    ------
-    CompilerMissing
-        None of them is installed.
-    """
-    if chosen := os.environ.get("CXX"):
-        return tuple(chosen.split())
-    for name in ("c++", "g++", "clang++"):
-        if path := shutil.which(name):
-            return (path,)
-    try:
-        import ziglang  # noqa: F401
-    except ImportError:
-        raise CompilerMissing("the CPU machine needs a C++20 compiler and found none of $CXX, c++, g++, "
-                              "clang++; install one (Debian: apt install g++) or run: "
-                              "pip install ziglang") from None
-    return (sys.executable, "-m", "ziglang", "c++")
-
-
-@lru_cache
-def _host_identity(command: tuple[str, ...]) -> str:
-    """Compiler version, architecture and the command's own flags: all decide what the binary contains."""
-    try:
-        version = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True).stdout
-    except (OSError, subprocess.CalledProcessError) as error:
-        raise CompilerMissing(f"CXX: '{' '.join(command)}' does not run ({error}); "
-                              "name a C++20 compiler") from None
-    return " ".join([version.splitlines()[0], "on", platform.machine(), *command[1:]])
-
-
-def _nvrtc():
-    try:
-        from cupy_backends.cuda.libs import nvrtc
-
-        nvrtc.getVersion()
-    except (ImportError, RuntimeError, OSError) as error:
-        raise CompilerMissing("compiling for a GPU needs CuPy with its NVRTC, and it does not load "
-                              f"({error}); in the checkout run: pip install -e '.[cuda13]'") from None
-    return nvrtc
-
-
-@lru_cache
-def _nvrtc_identity(major: int, minor: int) -> str:
-    """NVRTC tells major and minor; its package from PyPI, where there is one, the rest."""
-    for package in (f"nvidia-cuda-nvrtc-cu{major}", "nvidia-cuda-nvrtc"):
-        try:
-            version = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-        if version.startswith(f"{major}.{minor}."):  # else another NVRTC was loaded
-            return f"nvrtc {version}"
-    return f"nvrtc {major}.{minor}"
-
-
-def _optimisation() -> str:
-    """How hard the C++ compiler tries. Bits and counts are the same; `g` builds in less than half the time."""
-    level = os.environ.get("CUATTN_CPU_OPTIMIZE") or "2"
-    if level not in ("2", "g"):
-        raise CompileError(f"CUATTN_CPU_OPTIMIZE: expected 2 or g, got {level!r}; change it or leave it out")
-    return f"-O{level}"
-
-
-def _options(target: str) -> tuple[tuple[str, ...], str]:
-    """Options and compiler identity of a target."""
-    if target == "cpu":
-        options = (*HOST_OPTIONS, _optimisation(), *sanitize.compile_options())
-        return options, _host_identity(host_compiler())
-    return NVRTC_OPTIONS + (f"-arch={target}",), _nvrtc_identity(*_nvrtc().getVersion())
-
-
-def _compile_host(folder: Path, text: str, options) -> str:
-    (folder / "unit.cu").write_text(text, encoding="utf-8")
-    command = [*host_compiler(), *options, f"-I{tree.KERNELS}", "-x", "c++", str(folder / "unit.cu"),
-               "-o", str(folder / "kernel.so")]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        raise CompileError(_first_errors("the C++ compiler", done.stderr))
-    return done.stderr
-
-
-def _compile_nvrtc(folder: Path, text: str, options) -> str:
-    nvrtc = _nvrtc()
-    (folder / "unit.cu").write_text(text, encoding="utf-8")
-    # NOTE: NVRTC looks beside the unit first, and a bare name would lie in the working directory.
-    program = nvrtc.createProgram(text, str(tree.KERNELS / "unit.cu"), (), ())
-    try:
-        try:
-            nvrtc.compileProgram(program, (*options, f"-I{tree.KERNELS}"))
-        except nvrtc.NVRTCError:
-            raise CompileError(_first_errors("NVRTC", nvrtc.getProgramLog(program))) from None
-        log = nvrtc.getProgramLog(program)
-        (folder / "kernel.cubin").write_bytes(nvrtc.getCUBIN(program))
-    finally:
-        nvrtc.destroyProgram(program)
-    if "setmaxnreg" in log and "ignored" in log:
-        raise CompileError(_first_errors("ptxas ignored setmaxnreg", log))
-    return log
-
-
-def _first_errors(who: str, log: str, count: int = 4) -> str:
-    lines = [line.strip() for line in log.splitlines() if "error" in line.lower()] or log.strip().splitlines()
-    return f"{who} refused the source: " + " | ".join(lines[:count])
-
-
-def _ptxas_report(log: str) -> dict[str, dict[str, int]]:
-    """Registers, spills and stack by entry, from `ptxas -v`."""
-    report: dict[str, dict[str, int]] = {"registers": {}, "spill_bytes": {}}
-    entry = None
-    for line in log.splitlines():
-        if match := re.search(r"Compiling entry function '(\w+)'", line):
-            entry = match.group(1)
-        elif match := re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", line):
-            report["spill_bytes"][entry] = int(match.group(1)) + int(match.group(2))
-        elif match := re.search(r"Used (\d+) registers", line):
-            report["registers"][entry] = int(match.group(1))
-    return report
-
-
 # --- the cache
 
 
@@ -298,7 +163,7 @@ def build(
     ------
     CompileError, CompilerMissing
     """
-    made_of, (options, compiler), cache = sources(file), _options(target), cache_folder()
+    made_of, (options, compiler), cache = sources(file), compiler_of(target), cache_folder()
     # NOTE: constants as text: True, 1 and 1.0 are equal in Python and compile to different units.
     call = (file, repr(sorted(constants.items())), target, str(cache), str(tree.KERNELS), options, compiler,
             table, stamped)
@@ -363,10 +228,10 @@ def _build_entry(folder: Path, file: str, target: str, options, parts) -> dict:
         raise CompileError(f"cache: expected a folder that can be written, got {folder.parent} "
                            f"({error.strerror}); set CUATTN_CACHE_DIR to another") from None
     try:
-        log = (_compile_host if target == "cpu" else _compile_nvrtc)(scratch, parts["unit"], options)
+        log = (compile_host if target == "cpu" else compile_nvrtc)(scratch, parts["unit"], options)
         binary = "kernel.so" if target == "cpu" else "kernel.cubin"
         record = {"binary": binary, "digest": hashlib.sha256((scratch / binary).read_bytes()).hexdigest(),
-                  "entries": list(entries(file)), **_ptxas_report(log), "key": parts}
+                  "entries": list(entries(file)), **ptxas_report(log), "key": parts}
         (scratch / "log.txt").write_text(log)
         (scratch / "entry.json").write_text(json.dumps(record, indent=1))
         return _install(scratch, folder, record)

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from cuattn import compile as compiler
-from cuattn import sources
+from cuattn import compilers, sources
 from cuattn.devices import for_arch
 from cuattn.kernels import ROWS
 from cuattn.kernels.base import AppendShape, AttentionShape, DecodeShape, ProbeShape
@@ -196,8 +196,8 @@ def test_nvrtc_is_known_by_its_package_where_it_has_one():
     except PackageNotFoundError:
         pytest.skip("NVRTC is not a package here")
     major, minor = (int(x) for x in full.split(".")[:2])
-    assert full in compiler._nvrtc_identity(major, minor)
-    assert compiler._nvrtc_identity(major, minor + 1) == f"nvrtc {major}.{minor + 1}"
+    assert full in compilers.nvrtc_identity(major, minor)
+    assert compilers.nvrtc_identity(major, minor + 1) == f"nvrtc {major}.{minor + 1}"
 
 
 def test_a_repeated_build_reads_nothing_again(project, monkeypatch):
