@@ -24,7 +24,15 @@ from cuattn.cpu_process import Process, stop_all
 from cuattn.cpu_schedules import Schedule, ScheduleError, check_schedules
 from cuattn.cpu_trace import Trace
 from cuattn.devices import CPU
-from cuattn.machine import Counters, DeviceError, MachineUnavailable, RaceError, Tensor, pack
+from cuattn.machine import (
+    Counters,
+    DeviceError,
+    MachineUnavailable,
+    RaceError,
+    Tensor,
+    check_cluster,
+    pack,
+)
 from cuattn.sanitize import child_environment, sanitizer
 
 __all__ = ["CpuMachine", "Schedule", "ScheduleError", "check_schedules"]
@@ -166,9 +174,9 @@ class CpuMachine:
         """One launch after another here, whatever their lanes: a context that does nothing."""
         return nullcontext()
 
-    def prepare(self, built, grid, block, smem_bytes: int, args, lane: int = 0):
+    def prepare(self, built, grid, block, smem_bytes: int, args, lane: int = 0, cluster: int = 1):
         """A callable that launches with these arguments."""
-        return lambda: self.launch(built, grid, block, smem_bytes, args)
+        return lambda: self.launch(built, grid, block, smem_bytes, args, cluster)
 
     @contextmanager
     def counting(self):
@@ -206,7 +214,8 @@ class CpuMachine:
         finally:
             self.trace = before
 
-    def launch(self, built, grid, block, smem_bytes: int, args: list[tuple[str, object]]) -> None:
+    def launch(self, built, grid, block, smem_bytes: int, args: list[tuple[str, object]],
+               cluster: int = 1) -> None:
         """Runs a kernel and returns when it is done.
 
         Parameters
@@ -214,18 +223,22 @@ class CpuMachine:
         built : object with `path` (shared object) and `entry` (kernel name)
         grid, block : int or tuple of up to three int
         smem_bytes : int
-        args : list of (name, Tensor or NumPy scalar)
+        args : list of (name, Tensor, TensorMap or NumPy scalar)
+        cluster : int
+            Neighbouring blocks along x that run together; divides the grid's x.
 
         Raises
         ------
         ValueError
-            For an empty grid or block.
+            For an empty grid or block, or a cluster that does not fit the grid.
         RaceError
             If `races` is on and two accesses to shared memory are not ordered.
         DeviceError
             If the kernel does something it must not, or its process dies.
         """
         grid, block = _three("grid", grid), _three("block", block)
+        check_cluster(cluster, grid)
+        resident = max(self.schedule_now.resident // cluster, 1) * cluster
         request = {
             "path": os.path.abspath(built.path), "entry": built.entry,
             "grid": grid, "block": block, "smem_bytes": int(smem_bytes),
@@ -233,10 +246,10 @@ class CpuMachine:
             "extents": [(name, *v.extent) for name, v in args if isinstance(v, Tensor) and 0 not in v.shape],
             "order": self.schedule_now.order, "seed": self.schedule_now.seed,
             "copies_late": int(self.schedule_now.async_copies == "late"), "step_limit": self.step_limit,
-            "resident": min(self.schedule_now.resident, prod(grid)), "races": int(self.races),
+            "resident": min(resident, prod(grid)), "cluster": cluster, "races": int(self.races),
             "trace": self.trace.block if self.trace else None,
             # NOTE: processes that share the blocks would be a second, unrepeatable, order of them.
-            "workers": min(self.workers, prod(grid)) if self.schedule_now.resident == 1 else 1,
+            "workers": min(self.workers, prod(grid) // cluster) if self.schedule_now.resident == 1 else 1,
         }
         with self._lock:
             self._run(request)

@@ -89,6 +89,7 @@ class Launch(ctypes.Structure):
         ("resident", ctypes.c_int32),
         ("races", ctypes.c_int32),
         ("trace", ctypes.c_void_p),
+        ("cluster", ctypes.c_int32),
     ]
 
 
@@ -137,7 +138,7 @@ class Child:
         """Runs a launch; returns (kind, payload)."""
         function = self.entry(request["path"], request["entry"])
         arguments = [bytes.fromhex(text) for text in request["args"]]
-        buffers = [ctypes.create_string_buffer(data, len(data) + 16) for data in arguments]
+        buffers = [ctypes.create_string_buffer(data, len(data) + 64) for data in arguments]
         aligned = [self._aligned(buffer) for buffer in buffers]
         pointers = (ctypes.c_void_p * max(len(aligned), 1))(*aligned)
         extents = (Extent * max(len(request["extents"]), 1))(
@@ -150,7 +151,7 @@ class Child:
             self.window, self.size, self.memory - self.window,
             ctypes.addressof(self.resources), request["step_limit"],
             (ctypes.c_uint32 * max(len(arguments), 1))(*map(len, arguments)), len(arguments),
-            request["resident"], request["races"],
+            request["resident"], request["races"], None, request["cluster"],
         )
         if request["trace"] is not None:
             trace = Trace.of_block(request["trace"])
@@ -163,11 +164,11 @@ class Child:
 
     @staticmethod
     def _aligned(buffer):
-        """An address for an argument; by-value structs may ask for 16 bytes."""
+        """An address for an argument; by-value structs may ask for 64 bytes."""
         address = ctypes.addressof(buffer)
-        to = (address + 15) & ~15
+        to = (address + 63) & ~63
         if to != address:
-            ctypes.memmove(to, address, len(buffer) - 16)
+            ctypes.memmove(to, address, len(buffer) - 64)
         return to
 
 

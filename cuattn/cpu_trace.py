@@ -22,6 +22,7 @@ ACCESSES = {
     "shared copy": "the shared side of cp.async: what it writes, zero-filled bytes included",
     "shared atomic": "atomic operations on shared memory",
     "ldmatrix": "matrix loads from shared memory, 16 bytes a row",
+    "stmatrix": "matrix stores to shared memory, 16 bytes a row",
     "mma": "tensor-core products (mma.sync)",
     "shuffle": "values passed between lanes of a warp",
     "vote": "ballots of a warp",
@@ -31,6 +32,20 @@ ACCESSES = {
     "fence": "__threadfence and __threadfence_block",
     "copy commit": "cp.async.commit_group",
     "copy wait": "cp.async.wait_group",
+    "wgmma": "tensor-core products of a warpgroup, and what they read of shared memory",
+    "wgmma fence": "wgmma.fence",
+    "wgmma commit": "wgmma.commit_group",
+    "wgmma wait": "wgmma.wait_group",
+    "proxy fence": "fence.proxy.async",
+    "setmaxnreg": "registers given back or asked for",
+    "mbarrier init": "mbarriers set up",
+    "mbarrier arrive": "arrivals at mbarriers, and bytes announced to them",
+    "mbarrier wait": "waits for a phase of an mbarrier",
+    "bulk load": "bulk copies from global to shared memory: what they read of the one and fill of the other",
+    "bulk store": "bulk copies from shared to global memory: what they read of the one and write of the other",
+    "bulk commit": "cp.async.bulk.commit_group",
+    "bulk wait": "cp.async.bulk.wait_group",
+    "cluster barrier": "arrivals and waits at the barrier of a cluster",
 }
 
 #: The columns of `SiteCount`, with units.

@@ -110,7 +110,8 @@ class Machine(Protocol):
     def download(self, array) -> np.ndarray: ...
     def poison(self, array) -> None: ...
     def tensor(self, array) -> Tensor: ...
-    def launch(self, built, grid, block: int, smem_bytes: int, args: list[tuple[str, Any]]) -> None: ...
+    def launch(self, built, grid, block: int, smem_bytes: int, args: list[tuple[str, Any]],
+               cluster: int = 1) -> None: ...
     def lanes(self, count: int) -> AbstractContextManager[None]: ...
     def synchronize(self) -> None: ...
     def counting(self) -> AbstractContextManager[Counters | None]: ...
@@ -119,6 +120,18 @@ class Machine(Protocol):
 def pack(args: list[tuple[str, Any]]) -> list[tuple[str, bytes]]:
     """Each argument's bytes, in order; scalars must be NumPy scalars so that their width is said."""
     return [(name, v.packed() if isinstance(v, Tensor) else v.tobytes()) for name, v in args]
+
+
+MAX_CLUSTER = 8  # blocks that every device with clusters takes
+
+
+def check_cluster(cluster: int, grid) -> None:
+    """Refuses a cluster that no device launches over this grid."""
+    if type(cluster) is not int or not 1 <= cluster <= MAX_CLUSTER:
+        raise ValueError(f"cluster: expected 1 to {MAX_CLUSTER} blocks, got {cluster!r}; choose fewer")
+    if grid[0] % cluster:
+        raise ValueError(f"cluster: expected a divisor of the grid's {grid[0]} blocks along x, got {cluster}; "
+                         "round the grid up")
 
 
 _open: dict[str, Machine] = {}

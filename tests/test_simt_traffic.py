@@ -142,4 +142,4 @@ def test_nothing_is_traced_outside(machine, numbers):
 
 def test_every_counter_is_defined():
     assert set(COLUMNS) <= set(SiteCount.__dataclass_fields__)
-    assert len(ACCESSES) == 18 and all(ACCESSES.values())
+    assert len(ACCESSES) == 33 and all(ACCESSES.values())

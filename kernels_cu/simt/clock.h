@@ -8,6 +8,12 @@
 //
 // When all threads of a block meet, everything before is ordered for everybody: the epoch moves on, and what
 // is known of each other starts from nothing.
+//
+// Two things more travel the same ways. The async proxy (bulk copies, wgmma) sees a thread's plain writes up
+// to a proxy fence on their way to whoever starts it; where a file uses it, each thread has a second entry for
+// that clock. And what runs by itself is ordered before those who know that it is over: a bulk copy ends with a
+// phase of its mbarrier, a wgmma when its warpgroup has waited. Each such counter (an mbarrier's phases, a
+// warpgroup's products) has an entry: how much of it is known to be over.
 #pragma once
 #include "state.h"
 
@@ -23,13 +29,22 @@ struct SyncAddress {
   Known known;
 };
 
+constexpr int MAX_COUNTERS = 128;  // of a block, or of the blocks of a cluster together
+
 struct Clocks {
-  int threads;
+  int threads;        // of the block, or of all blocks of its cluster
+  bool proxies;       // second entries are kept
+  int first_counter;  // entries before those of counters
+  int width;          // entries in use
+  int counters;
+  uint32_t counter_name[MAX_COUNTERS];  // an mbarrier's place in shared memory; a warpgroup's number
   uint32_t epoch;
   uint32_t* own;
+  uint32_t* common;  // of each entry: what everybody knows since all have last met
   Known *row, *fenced,
       *heard;  // of each thread: what it knows; knew at its last fence; atomics told it since
-  Known barrier[BARRIERS], scratch;
+  Known *barrier, scratch;  // barrier: BARRIERS of each block
+  int blocks;
   SyncAddress* addresses;
   int address_count, address_capacity;
 };
@@ -56,10 +71,18 @@ template <class Use> inline void for_chunks(uint64_t address, size_t bytes, Use 
   }
 }
 
-inline Clocks* make_clocks(int warps) {
-  int threads = warps * LANES;
+/// Entries of a Known that may come into use.
+inline size_t most_entries(const Clocks& c) {
+  return size_t(c.first_counter) + MAX_COUNTERS;
+}
+
+inline Clocks* make_clocks(int warps, int blocks, bool proxies) {
+  int threads = blocks * warps * LANES;
   Clocks* c = static_cast<Clocks*>(zeroed(sizeof(Clocks)));
-  c->threads = threads, c->epoch = 1;
+  c->threads = threads, c->blocks = blocks, c->epoch = 1, c->proxies = proxies;
+  c->first_counter = c->width = proxies ? 2 * threads : threads;
+  c->common = static_cast<uint32_t*>(zeroed(most_entries(*c) * sizeof(uint32_t)));
+  c->barrier = static_cast<Known*>(zeroed(blocks * BARRIERS * sizeof(Known)));
   c->own = static_cast<uint32_t*>(zeroed(threads * sizeof(uint32_t)));
   for (Known** known : {&c->row, &c->fenced, &c->heard})
     *known = static_cast<Known*>(zeroed(threads * sizeof(Known)));
@@ -72,18 +95,18 @@ inline void free_clocks(Clocks* c) {
     for (int t = 0; t < c->threads; ++t) free(known[t].clock);
     free(known);
   }
-  for (Known& k : c->barrier) free(k.clock);
+  for (int i = 0; i < c->blocks * BARRIERS; ++i) free(c->barrier[i].clock);
   free(c->scratch.clock);
   for (int i = 0; i < c->address_count; ++i) free(c->addresses[i].known.clock);
-  free(c->addresses), free(c->own), free(c);
+  free(c->addresses), free(c->barrier), free(c->common), free(c->own), free(c);
 }
 
 /// The clocks of a place in this epoch.
 inline uint32_t* now(Clocks& c, Known& k) {
   if (!k.clock)
-    k.clock = static_cast<uint32_t*>(zeroed(c.threads * sizeof(uint32_t)));
+    k.clock = static_cast<uint32_t*>(zeroed(most_entries(c) * sizeof(uint32_t)));
   else if (k.epoch != c.epoch)
-    memset(k.clock, 0, c.threads * sizeof(uint32_t));
+    memset(k.clock, 0, c.width * sizeof(uint32_t));
   k.epoch = c.epoch;
   return k.clock;
 }
@@ -91,7 +114,7 @@ inline void join(Clocks& c, Known& into, Known& from) {
   if (!from.clock || from.epoch != c.epoch) return;
   uint32_t* a = now(c, into);
   const uint32_t* b = from.clock;
-  for (int t = 0; t < c.threads; ++t) a[t] = a[t] > b[t] ? a[t] : b[t];
+  for (int i = 0; i < c.width; ++i) a[i] = a[i] > b[i] ? a[i] : b[i];
 }
 
 /// All that thread t knows and did becomes known at a place.
@@ -103,8 +126,30 @@ inline void release(Clocks& c, int t, Known& place) {
 }
 inline void acquire(Clocks& c, int t, Known& place) { join(c, c.row[t], place); }
 
-/// All threads of the block have met.
-inline void meet_all(Clocks& c) { ++c.epoch; }
+/// What one entry of a thread says, with what everybody knows.
+inline uint32_t known_entry(Clocks& c, int t, int entry) {
+  const Known& row = c.row[t];
+  uint32_t own = row.clock && row.epoch == c.epoch ? row.clock[entry] : 0;
+  return own > c.common[entry] ? own : c.common[entry];
+}
+
+SIMT_COLD void keep_common(Clocks& c) {
+  for (int t = 0; t < c.threads; ++t)
+    for (int i = c.threads; i < c.width; ++i) c.common[i] = known_entry(c, t, i);
+  for (int t = 0; c.proxies && t < c.threads; ++t) c.common[t] = c.own[t]++;
+}
+/// All threads have met.
+inline void meet_all(Clocks& c) {
+  if (c.width > c.threads) [[unlikely]]
+    keep_common(c);
+  ++c.epoch;
+}
+/// New blocks begin, which have no counters yet.
+inline void start_clocks(Clocks& c) {
+  meet_all(c);
+  c.counters = 0;
+  memset(c.common + c.first_counter, 0, (c.width - c.first_counter) * sizeof(uint32_t));
+}
 
 /// These lanes of a warp have met in __syncwarp.
 inline void meet_lanes(Clocks& c, int warp, uint32_t lanes) {
@@ -127,12 +172,52 @@ inline bool is_ordered(Clocks& c, int t, int before, uint32_t clock) {
   return ordered_lanes(c, t, before / LANES, clock) >> before % LANES & 1;
 }
 
+// ---- the async proxy
+
+/// Thread t's proxy fence: what it knows of plain writes, the async proxy sees too if t starts it.
+inline void clock_proxy_fence(Clocks& c, int t) {
+  if (!c.proxies) return;
+  uint32_t* row = now(c, c.row[t]);
+  for (int u = 0; u < c.threads; ++u) {
+    uint32_t clock = row[u] > c.common[u] ? row[u] : c.common[u];
+    if (row[c.threads + u] < clock) row[c.threads + u] = clock;
+  }
+  row[c.threads + t] = c.own[t]++;
+}
+/// The lanes of a warp whose plain writes up to `clock` the async proxy sees when thread t starts it.
+inline uint32_t proxied_lanes(Clocks& c, int t, int warp, uint32_t clock) {
+  uint32_t lanes = 0;
+  for (int lane = 0; lane < LANES; ++lane)
+    lanes |= uint32_t(known_entry(c, t, c.threads + warp * LANES + lane) >= clock) << lane;
+  return lanes;
+}
+/// The same for whoever starts it, as far as everybody knows.
+inline uint32_t commonly_proxied_lanes(Clocks& c, int warp, uint32_t clock) {
+  uint32_t lanes = 0;
+  for (int lane = 0; lane < LANES; ++lane)
+    lanes |= uint32_t(c.common[c.threads + warp * LANES + lane] >= clock) << lane;
+  return lanes;
+}
+
+/// A new counter's number.
+inline int new_counter(Clocks& c, uint32_t name) {
+  c.counter_name[c.counters] = name;
+  if (c.first_counter + c.counters == c.width) ++c.width;
+  return c.counters++;
+}
+/// How much of a counter thread t knows to be over.
+inline uint32_t known_count(Clocks& c, int t, int counter) { return known_entry(c, t, c.first_counter + counter); }
+inline void learn_count(Clocks& c, int t, int counter, uint32_t over) {
+  uint32_t& entry = now(c, c.row[t])[c.first_counter + counter];
+  if (entry < over) entry = over;
+}
+
 // ---- fences and atomics: a fence before an atomic publishes, a fence after one takes in what it saw
 
 inline void clock_fence(Clocks& c, int t) {
   join(c, c.row[t], c.heard[t]);
   now(c, c.fenced[t]);
-  memset(c.fenced[t].clock, 0, c.threads * sizeof(uint32_t));
+  memset(c.fenced[t].clock, 0, c.width * sizeof(uint32_t));
   release(c, t, c.fenced[t]);
 }
 SIMT_COLD void clock_atomic(Clocks& c, int t, uint64_t address) {

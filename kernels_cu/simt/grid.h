@@ -41,7 +41,7 @@ inline void set_up_block(Block& block, uint64_t linear) {
   memset(block.barrier, 0, sizeof block.barrier);
   memset(block.shared, 0xff, launch.smem_bytes);
   if (block.shadow) clear_shadow(*block.shadow);
-  if (block.clocks) meet_all(*block.clocks);
+  if (block.clocks && !block.rank) start_clocks(*block.clocks);
   Order order = Order(launch.order);
   uint64_t seed = launch.seed * 0x2545f4914f6cdd1dull + linear;
   uint32_t ids[MAX_WARPS], lanes[LANES];
@@ -171,7 +171,11 @@ inline bool make_blocks(int warps, int threads) {
     Block& block = machine.blocks[i];
     block.threads = threads, block.warps = warps;
     block.shared = launch.resources->shared_memory + i * stride;
-    if (launch.races || count > 1) block.clocks = make_clocks(warps);
+    block.rank = i % launch.cluster;
+    if (block.rank)
+      block.clocks = (&block)[-1].clocks;
+    else if (launch.races || count > 1)
+      block.clocks = make_clocks(warps, launch.cluster, machine.async_proxy);
     if (launch.races) block.shadow = make_shadow(launch.smem_bytes);
     if (count > 1) block.held = make_held();
     if (launch.trace) block.traffic = static_cast<Traffic*>(zeroed(sizeof(Traffic)));

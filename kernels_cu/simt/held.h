@@ -39,7 +39,7 @@ inline char* behind(uint64_t address) {
 SIMT_COLD void hold(uint64_t address, const void* data, size_t bytes) {
   HeldStores& h = *machine.block->held;
   Clocks& clocks = *machine.block->clocks;
-  int me = thread_number();
+  int me = clock_number();
   for_chunks(address, bytes, [&](uint64_t chunk, uint16_t mask, uint64_t at) {
     grow(h.items, h.count, h.capacity, 64);
     int& newest = bucket(h, chunk);
@@ -93,7 +93,7 @@ template <class Which> inline void publish(HeldStores& h, Which which) {
 SIMT_COLD void publish_fenced() {
   HeldStores& h = *machine.block->held;
   Clocks& clocks = *machine.block->clocks;
-  int me = thread_number();
+  int me = clock_number();
   publish(h, [&](const HeldStore& s) {
     return s.epoch != clocks.epoch || is_ordered(clocks, me, s.thread, s.clock);
   });

@@ -28,6 +28,11 @@ struct FlushDenormals {
 /// Takes over the launch; false, with a message, if it cannot run.
 inline bool prepare(const Launch& launch, Report& report) {
   machine.launch = launch;
+  int cluster = machine.launch.cluster = launch.cluster > 1 ? launch.cluster : 1;
+  if (launch.resident < cluster)
+    machine.launch.resident = cluster;
+  else
+    machine.launch.resident -= launch.resident % cluster;
   machine.counters = {};
   machine.report = &report;
   machine.failed = false;

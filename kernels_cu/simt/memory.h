@@ -95,6 +95,11 @@ inline void fence(Site site = Site::here()) {
   if (machine.launch.resident > 1) [[unlikely]]
     yield_block(false);
 }
+/// fence.proxy.async: what the thread has written to shared memory becomes visible to wgmma and bulk copies.
+inline void fence_proxy_async(Site site = Site::here()) {
+  if (machine.watched) [[unlikely]]
+    watch_proxy_fence(site);
+}
 /// __threadfence_block.
 inline void fence_block(Site site = Site::here()) {
   if (machine.watched) [[unlikely]]

@@ -91,6 +91,7 @@ struct Launch {
   int32_t resident;  // blocks in flight; above 1 they take turns, and their global stores are held back
   int32_t races;     // whether to look for races in shared memory
   Trace* trace;      // where to count by call site; null: nowhere
+  int32_t cluster;   // neighbours along x that run together; 0 and 1: none
 };
 
 /// What a launch did. The counters are those of cuattn.machine.Counters, in its order.
@@ -131,20 +132,24 @@ struct Fiber {
 // clang-format off
 enum class Access : int {
   global_load, global_store, global_copy, global_atomic,
-  shared_load, shared_store, shared_copy, shared_atomic, ldmatrix,
-  mma, shuffle, vote, warp_barrier, block_barrier, named_barrier, fence, copy_commit, copy_wait, exit
+  shared_load, shared_store, shared_copy, shared_atomic, ldmatrix, stmatrix,
+  mma, shuffle, vote, warp_barrier, block_barrier, named_barrier, fence, copy_commit, copy_wait,
+  wgmma, wgmma_fence, wgmma_commit, wgmma_wait, proxy_fence, setmaxnreg,
+  mbarrier_init, mbarrier_arrive, mbarrier_wait, bulk_load, bulk_store, bulk_commit, bulk_wait, cluster_barrier,
+  exit
 };
 // clang-format on
 constexpr bool is_global(Access a) { return a <= Access::global_atomic; }
-constexpr bool is_shared(Access a) { return a >= Access::shared_load && a <= Access::ldmatrix; }
+constexpr bool is_shared(Access a) { return a >= Access::shared_load && a <= Access::stmatrix; }
 
 /// A call in which lanes meet, as messages name it.
 SIMT_COLD const char* call_name(Access call) {
-  return call == Access::ldmatrix  ? "ldmatrix"
-         : call == Access::mma     ? "mma.sync"
-         : call == Access::shuffle ? "a shuffle"
-         : call == Access::vote    ? "a ballot"
-                                   : "__syncwarp";
+  return call == Access::ldmatrix   ? "ldmatrix"
+         : call == Access::stmatrix ? "stmatrix"
+         : call == Access::mma      ? "mma.sync"
+         : call == Access::shuffle  ? "a shuffle"
+         : call == Access::vote     ? "a ballot"
+                                    : "__syncwarp";
 }
 
 /// Lanes of a warp that meet in one call. Arguments lie on the lanes' own stacks, which stand still while
@@ -182,6 +187,7 @@ struct Barrier {
 };
 
 struct Clocks;
+struct Async;
 struct Shadow;
 struct HeldStores;
 struct Traffic;
@@ -193,8 +199,10 @@ struct Block {
   char* shared;
   Fiber* resume;  // who goes on when the block gets its turn
   uint64_t steps;
+  int rank;      // in its cluster
+  Async* async;  // its mbarriers and bulk copies; null until it has one
   // What watching needs; null where nobody asked for it.
-  Clocks* clocks;
+  Clocks* clocks;  // one of all blocks of a cluster
   Shadow* shadow;
   HeldStores* held;
   Traffic* traffic;
@@ -211,6 +219,7 @@ struct Machine {
   char* shared;   // its shared memory, which it sees at shared_window
   char* shared_window;
   bool watched;               // somebody asked for races, for traffic, or for several blocks in flight
+  bool async_proxy;           // the file has kernels that reach shared memory by it: wgmma, bulk copies
   uint3 block_dim, grid_dim;  // not dim3, whose ones would put the whole machine into the file
   void* main_stack_pointer;
   void (*entry)(void*);
@@ -246,6 +255,8 @@ inline uint3 thread_at(uint32_t i) {
 }
 /// The running thread's number in its block.
 SIMT_INLINE int thread_number() { return current->warp->id * LANES + current->lane; }
+/// Its number among the threads of its cluster: whose clock it has.
+inline int clock_number() { return machine.block->rank * machine.block->warps * LANES + thread_number(); }
 
 /// "; thread (x,y,z) of block (x,y,z) at file:line", the end of most messages.
 SIMT_COLD void say_where(Site site) {

@@ -35,8 +35,15 @@ SIMT_COLD void watch_call(Access access, Site site) {
 SIMT_COLD void watch_meeting(Warp& warp, Access access, uint32_t lanes, Site site) {
   if (traced()) trace_meeting(warp, site, access, lanes);
   if (access != Access::warp_barrier) return;
-  if (machine.block->clocks) meet_lanes(*machine.block->clocks, warp.id, lanes);
+  Block& block = *machine.block;
+  if (block.clocks) meet_lanes(*block.clocks, block.rank * block.warps + warp.id, lanes);
   if (traced() && !(warp.live & ~lanes)) end_step(warp, site, access);
+}
+
+/// What is known at one of the running block's barriers.
+inline Known& known_at(const Barrier& barrier) {
+  Block& block = *machine.block;
+  return block.clocks->barrier[block.rank * BARRIERS + (&barrier - block.barrier)];
 }
 
 /// The running thread has come to a barrier.
@@ -44,8 +51,8 @@ SIMT_COLD void watch_arrival(Barrier& barrier, Site site) {
   Block& block = *machine.block;
   bool named = &barrier != block.barrier;
   watch_call(named ? Access::named_barrier : Access::block_barrier, site);
-  if (block.clocks && named)
-    release(*block.clocks, thread_number(), block.clocks->barrier[&barrier - block.barrier]);
+  if (block.clocks && (named || block.clocks->blocks > 1))
+    release(*block.clocks, clock_number(), known_at(barrier));
 }
 /// A barrier is complete; its waiting threads go on, and with them the running one if it `waits` too.
 SIMT_COLD void watch_barrier(Barrier& barrier, bool waits) {
@@ -54,7 +61,8 @@ SIMT_COLD void watch_barrier(Barrier& barrier, bool waits) {
   int waiting = waits;
   for (int w = 0; w < block.warps; ++w) waiting += __builtin_popcount(barrier.waiting_slots[w]);
   // NOTE: a thread that has left counts as having met the others at __syncthreads, and nowhere else.
-  bool everybody = waiting == (access == Access::block_barrier ? block.live : block.threads);
+  bool everybody = waiting == (access == Access::block_barrier ? block.live : block.threads) &&
+                   !(block.clocks && block.clocks->blocks > 1);
   for (int w = 0; w < block.warps; ++w) {
     Warp& warp = block.warp[w];
     uint32_t met = 0;
@@ -63,28 +71,33 @@ SIMT_COLD void watch_barrier(Barrier& barrier, bool waits) {
     if (waits && &warp == current->warp) met |= 1u << current->lane;
     if (block.clocks && !everybody)
       for (uint32_t left = met; left; left &= left - 1)
-        acquire(*block.clocks, warp.id * LANES + __builtin_ctz(left),
-                block.clocks->barrier[&barrier - block.barrier]);
+        acquire(*block.clocks, (block.rank * block.warps + warp.id) * LANES + __builtin_ctz(left),
+                known_at(barrier));
     if (traced() && met && !(warp.live & ~met))
       close_instructions(warp), end_step(warp, barrier.site, access);
   }
   if (!block.clocks) return;
   if (everybody) meet_all(*block.clocks);
-  block.clocks->barrier[&barrier - block.barrier].epoch = 0;
+  known_at(barrier).epoch = 0;
 }
 
 SIMT_COLD void watch_fence(Site site, bool device) {
   watch_call(Access::fence, site);
-  if (machine.block->clocks) clock_fence(*machine.block->clocks, thread_number());
+  if (machine.block->clocks) clock_fence(*machine.block->clocks, clock_number());
   if (device && machine.block->held) publish_fenced();
+}
+SIMT_COLD void watch_proxy_fence(Site site) {
+  watch_call(Access::proxy_fence, site);
+  if (machine.block->clocks) clock_proxy_fence(*machine.block->clocks, clock_number());
 }
 SIMT_COLD void watch_shared_atomic(size_t offset, size_t bytes, Site site) {
   watch_shared(offset, bytes, Touch::atomic, Access::shared_atomic, site);
-  if (machine.block->clocks) clock_atomic(*machine.block->clocks, thread_number(), offset);
+  if (machine.block->clocks)
+    clock_atomic(*machine.block->clocks, clock_number(), offset | uint64_t(machine.block->rank) << 40);
 }
 SIMT_COLD void watch_global_atomic(uint64_t address, size_t bytes, Site site) {
   watch_global(address, bytes, Access::global_atomic, site);
-  if (machine.block->clocks) clock_atomic(*machine.block->clocks, thread_number(), address);
+  if (machine.block->clocks) clock_atomic(*machine.block->clocks, clock_number(), address);
   if (machine.block->held) publish_bytes(address);
 }
 

@@ -112,6 +112,7 @@ simt::Launch describe(const Value& request, const Memory& memory) {
   launch.step_limit = request["step_limit"].number();
   launch.resident = int32_t(request["resident"].number());
   launch.races = int32_t(request["races"].number());
+  launch.cluster = int32_t(request["cluster"].number());
   launch.fault_fd = reply_fd;
   launch.window = memory.window;
   launch.window_bytes = memory.bytes;
@@ -129,7 +130,7 @@ void answer(const Value& request, const Memory& memory) {
   auto run = reinterpret_cast<Entry>(dlsym(library, entry.c_str()));
   if (!run) return send_error(dlerror());
 
-  struct alignas(16) Argument {
+  struct alignas(64) Argument {
     char bytes[256];
   };
   const std::vector<Value>& given = request["args"].items;
