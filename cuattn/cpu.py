@@ -17,7 +17,7 @@ from math import prod
 
 import numpy as np
 
-from cuattn import cpu_child
+from cuattn import cpu_child, tensor_map
 from cuattn.compile import host_compiler
 from cuattn.cpu_arena import POISON, Arena
 from cuattn.cpu_process import Process, stop_all
@@ -34,6 +34,7 @@ from cuattn.machine import (
     pack,
 )
 from cuattn.sanitize import child_environment, sanitizer
+from cuattn.tensor_map import TensorMap
 
 __all__ = ["CpuMachine", "Schedule", "ScheduleError", "check_schedules"]
 
@@ -148,6 +149,17 @@ class CpuMachine:
         address = self._window + array.ctypes.data - self.arena.base
         return Tensor(address, array.shape, tuple(strides), str(array.dtype), array.itemsize, array)
 
+    def tensor_map(self, array, box, swizzle: int = 0) -> TensorMap:
+        """A kernel's argument by which bulk copies move tiles of an array, or of a Tensor.
+
+        Raises
+        ------
+        ValueError
+            See `cuattn.tensor_map.describe`, which also says what the parameters are.
+        """
+        tensor = array if isinstance(array, Tensor) else self.tensor(array)
+        return tensor_map.for_host(tensor_map.describe(tensor, box, swizzle))
+
     def like(self, array, shape, dtype: str) -> np.ndarray:
         """A new array of the caller's kind: here always one of this machine."""
         return self.empty(shape, dtype)
@@ -243,7 +255,8 @@ class CpuMachine:
             "path": os.path.abspath(built.path), "entry": built.entry,
             "grid": grid, "block": block, "smem_bytes": int(smem_bytes),
             "args": [data.hex() for _, data in pack(args)],
-            "extents": [(name, *v.extent) for name, v in args if isinstance(v, Tensor) and 0 not in v.shape],
+            "extents": [(name, *v.extent) for name, v in args
+                        if isinstance(v, (Tensor, TensorMap)) and v.extent[0] < v.extent[1]],
             "order": self.schedule_now.order, "seed": self.schedule_now.seed,
             "copies_late": int(self.schedule_now.async_copies == "late"), "step_limit": self.step_limit,
             "resident": min(resident, prod(grid)), "cluster": cluster, "races": int(self.races),

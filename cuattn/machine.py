@@ -110,6 +110,7 @@ class Machine(Protocol):
     def download(self, array) -> np.ndarray: ...
     def poison(self, array) -> None: ...
     def tensor(self, array) -> Tensor: ...
+    def tensor_map(self, array, box, swizzle: int = 0) -> Any: ...  # cuattn.tensor_map.TensorMap
     def launch(self, built, grid, block: int, smem_bytes: int, args: list[tuple[str, Any]],
                cluster: int = 1) -> None: ...
     def lanes(self, count: int) -> AbstractContextManager[None]: ...
@@ -119,7 +120,7 @@ class Machine(Protocol):
 
 def pack(args: list[tuple[str, Any]]) -> list[tuple[str, bytes]]:
     """Each argument's bytes, in order; scalars must be NumPy scalars so that their width is said."""
-    return [(name, v.packed() if isinstance(v, Tensor) else v.tobytes()) for name, v in args]
+    return [(name, v.packed() if hasattr(v, "packed") else v.tobytes()) for name, v in args]
 
 
 MAX_CLUSTER = 8  # blocks that every device with clusters takes

@@ -29,19 +29,22 @@ SIMT_COLD Fiber* next_in_block(Warp* warp) {
   return nullptr;
 }
 
-SIMT_COLD void report_deadlock() {
-  Block& block = *machine.block;
-  const uint3& b = block.index;
-  say("%s: deadlock in block (%u,%u,%u): every live thread waits", machine.launch.kernel, b.x, b.y, b.z);
+SIMT_COLD void say_mbarrier_waits(const Block& block, const Warp& warp);  // in mbarrier.h
+SIMT_COLD void say_cluster_waits(const Block& block, const Warp& warp);   // in cluster.h
+SIMT_COLD bool land_late_loads(Block& block);                             // in tma.h
+SIMT_COLD void finish_async();                                            // in mbarrier.h
+SIMT_COLD void finish_in_cluster();                                       // in cluster.h
+
+SIMT_COLD void say_waits(const Block& block) {
   for (int w = 0; w < block.warps; ++w) {
-    Warp& warp = block.warp[w];
+    const Warp& warp = block.warp[w];
     for (int i = 0; i < warp.open; ++i) {
-      Rendezvous& r = warp.rendezvous[i];
+      const Rendezvous& r = warp.rendezvous[i];
       say("\n  warp %d, lanes %08x wait at %s:%d in %s for lanes %08x", warp.id, r.arrived, r.site.name(),
           r.site.line, call_name(r.kind), r.mask & ~r.arrived);
     }
     for (int id = 0; id < BARRIERS; ++id) {
-      Barrier& barrier = block.barrier[id];
+      const Barrier& barrier = block.barrier[id];
       uint32_t lanes = 0;
       for (uint32_t slots = barrier.waiting_slots[w]; slots; slots &= slots - 1)
         lanes |= 1u << warp.slots[__builtin_ctz(slots)].lane;
@@ -51,7 +54,23 @@ SIMT_COLD void report_deadlock() {
       if (id) say(" %d", id);
       say(", which has %d of %d threads", barrier.arrived, barrier.expected ? barrier.expected : block.live);
     }
+    say_mbarrier_waits(block, warp);
+    say_cluster_waits(block, warp);
   }
+}
+
+[[noreturn]] SIMT_COLD void report_deadlock() {
+  const Block& block = *machine.block;
+  const uint3& b = block.index;
+  say("%s: deadlock in block (%u,%u,%u): every live thread waits", machine.launch.kernel, b.x, b.y, b.z);
+  say_waits(block);
+  for (int rank = 0; rank < machine.launch.cluster; ++rank) {
+    const Block& other = (&block - block.rank)[rank];
+    if (&other == &block || !other.live) continue;
+    say("\n  and in block (%u,%u,%u) of its cluster:", other.index.x, other.index.y, other.index.z);
+    say_waits(other);
+  }
+  give_up();
 }
 
 SIMT_COLD void look_up();
@@ -63,6 +82,27 @@ SIMT_COLD void yield_block(bool must) {
   simt_fiber_switch(&current->stack_pointer, machine.main_stack_pointer);
 }
 
+inline bool can_run(const Block& block) {
+  uint32_t ready = 0;
+  for (int w = 0; block.live && w < block.warps; ++w) ready |= block.warp[w].ready;
+  return ready;
+}
+/// No thread of the block can run: bulk copies land now, or the cluster's other blocks wake one.
+SIMT_COLD Fiber* next_after_all() {
+  Block& block = *machine.block;
+  while (!can_run(block)) {
+    if (land_late_loads(block)) continue;
+    bool others = false;
+    for (int rank = 0; rank < machine.launch.cluster; ++rank) {
+      Block& other = (&block - block.rank)[rank];
+      others |= can_run(other) || (other.live && land_late_loads(other));
+    }
+    if (!others) report_deadlock();
+    yield_block(true);
+  }
+  return next_in_block(current->warp);
+}
+
 /// Leaves the running thread, which waits, until something makes it ready again.
 SIMT_INLINE void wait() {
   if (--machine.slice == 0) [[unlikely]]
@@ -70,7 +110,8 @@ SIMT_INLINE void wait() {
   Fiber* next = next_in_warp(current->warp, current->slot_bit);
   if (!next) [[unlikely]] {
     next = next_in_block(current->warp);
-    if (!next) report_deadlock(), give_up();
+    if (!next) next = next_after_all();
+    if (next == current) return;
   }
   run(next);
 }
@@ -88,6 +129,7 @@ SIMT_COLD void look_up() {
         "if the kernel is really that long, raise CUATTN_CPU_STEP_LIMIT");
     give_up();
   }
+  land_late_loads(*machine.block);  // a thread may wait for one that waits for them, in a loop of its own
   if (machine.launch.resident > 1) yield_block(true);
 }
 SIMT_INLINE void step() {
@@ -166,6 +208,10 @@ inline void named_barrier_arrive(int id, int threads, Site site = Site::here()) 
   warp->ready &= ~me->slot_bit;
   warp->live &= ~(1u << me->lane);
   --block.live;
+  if (block.async) [[unlikely]]
+    finish_async();
+  if (block.cluster) [[unlikely]]
+    finish_in_cluster();
   for (int i = 0; i < warp->open; ++i) {
     Rendezvous& r = warp->rendezvous[i];
     if (r.mask >> me->lane & 1)
@@ -179,7 +225,7 @@ inline void named_barrier_arrive(int id, int threads, Site site = Site::here()) 
   Fiber* next = next_in_warp(warp, me->slot_bit);
   if (!next) next = next_in_block(warp);
   if (next) run(next);
-  if (block.live) report_deadlock(), give_up();
+  if (block.live) run(next_after_all());
   simt_fiber_switch(&me->stack_pointer, machine.main_stack_pointer);
   abort();
 }

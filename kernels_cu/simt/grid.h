@@ -1,7 +1,8 @@
 // grid: this process's share of a launch's blocks: made, set up, and given their turns, one or several in
 // flight.
 #pragma once
-#include "block.h"
+#include "cluster.h"
+#include "tma.h"
 
 extern "C" long sysconf(int);
 
@@ -41,6 +42,7 @@ inline void set_up_block(Block& block, uint64_t linear) {
   memset(block.barrier, 0, sizeof block.barrier);
   memset(block.shared, 0xff, launch.smem_bytes);
   if (block.shadow) clear_shadow(*block.shadow);
+  if (block.async) clear_async(*block.async);
   if (block.clocks && !block.rank) start_clocks(*block.clocks);
   Order order = Order(launch.order);
   uint64_t seed = launch.seed * 0x2545f4914f6cdd1dull + linear;
@@ -82,7 +84,7 @@ inline void give_turn(Block& block) {
   current = nullptr;
 }
 
-/// The blocks of this process in the launch's order.
+/// The blocks of this process in the launch's order; of a launch with clusters, the clusters.
 struct Sequence {
   uint64_t count, next;
   uint64_t* shuffled;
@@ -109,26 +111,34 @@ inline int pick_turn(int flying, int ran, bool may_start, uint64_t& random) {
   return (ran + 1) % flying;
 }
 
+inline bool cluster_is_over(const Block& block) {
+  int live = 0;
+  for (int rank = 0; rank < machine.launch.cluster; ++rank) live += (&block - block.rank)[rank].live;
+  return !live;
+}
+
 /// Runs the blocks, launch.resident at a time.
 inline void run_blocks(Sequence sequence) {
   Block* flying[MAX_RESIDENT];
-  int count = 0, ran = 0, resident = machine.launch.resident;
-  uint32_t unused = resident == 32 ? ~0u : (1u << resident) - 1u;
+  int count = 0, ran = 0, resident = machine.launch.resident, cluster = machine.launch.cluster;
+  int clusters = resident / cluster;
+  uint32_t unused = clusters == 32 ? ~0u : (1u << clusters) - 1u;
   uint64_t random = machine.launch.seed;
   for (int patience = 0; count || sequence.more();) {
     if (++patience % 1024 == 0) machine.turn_over = true;  // blocks may wait for each other by atomics alone
-    int i = resident == 1 ? 0 : pick_turn(count, ran, count < resident && sequence.more(), random);
+    int i = resident == 1 ? 0 : pick_turn(count, ran, unused && sequence.more(), random);
     if (i == count) {
-      flying[count++] = machine.blocks + __builtin_ctz(unused);
+      Block* first = machine.blocks + __builtin_ctz(unused) * cluster;
       unused &= unused - 1;
-      set_up_block(*flying[i], sequence.take());
+      uint64_t linear = sequence.take() * uint64_t(cluster);
+      for (int rank = 0; rank < cluster; ++rank) set_up_block(*(flying[count++] = first + rank), linear + rank);
     }
     give_turn(*flying[ran = i]);
     if (machine.failed) return;
     if (flying[i]->live) continue;
     publish_all(*flying[i]);
     ++machine.counters.blocks;
-    unused |= 1u << (flying[i] - machine.blocks);
+    if (cluster_is_over(*flying[i])) unused |= 1u << (flying[i] - machine.blocks) / cluster;
     memmove(flying + i, flying + i + 1, (--count - i) * sizeof flying[0]);
   }
 }
@@ -176,6 +186,7 @@ inline bool make_blocks(int warps, int threads) {
       block.clocks = (&block)[-1].clocks;
     else if (launch.races || count > 1)
       block.clocks = make_clocks(warps, launch.cluster, machine.async_proxy);
+    if (launch.cluster > 1) make_cluster(block);
     if (launch.races) block.shadow = make_shadow(launch.smem_bytes);
     if (count > 1) block.held = make_held();
     if (launch.trace) block.traffic = static_cast<Traffic*>(zeroed(sizeof(Traffic)));
@@ -186,7 +197,9 @@ inline bool make_blocks(int warps, int threads) {
 inline void free_blocks() {
   for (int i = 0; i < machine.launch.resident; ++i) {
     Block& block = machine.blocks[i];
-    free_clocks(block.clocks), free_shadow(block.shadow), free_held(block.held), free_traffic(block.traffic);
+    if (!block.rank) free_clocks(block.clocks);
+    free_async(block.async), free_cluster(block);
+    free_shadow(block.shadow), free_held(block.held), free_traffic(block.traffic);
     for (int w = 0; w < block.warps; ++w)
       for (Fiber& fiber : block.warp[w].slots) free(fiber.copies.items), free(fiber.copies.group_ends);
   }

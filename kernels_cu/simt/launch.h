@@ -61,13 +61,14 @@ inline int run_grid(const Launch& launch, Report& report) {
   FaultHandler faults;
   FlushDenormals flush;
   uint64_t blocks = uint64_t(launch.grid[0]) * launch.grid[1] * launch.grid[2];
+  uint64_t sequences = blocks / uint64_t(machine.launch.cluster);
   uint64_t* order = nullptr;
   if (Order(launch.order) == Order::shuffle) {
-    order = static_cast<uint64_t*>(malloc(blocks * sizeof(uint64_t)));
+    order = static_cast<uint64_t*>(malloc(sequences * sizeof(uint64_t)));
     if (!order) return say("%s: no memory for the order of %zu blocks", launch.kernel, size_t(blocks)), 1;
-    fill_order(order, blocks, Order::shuffle, launch.seed);
+    fill_order(order, sequences, Order::shuffle, launch.seed);
   }
-  run_blocks({blocks, uint64_t(launch.worker), order});
+  run_blocks({sequences, uint64_t(launch.worker), order});
   free(order);
   free_blocks();
   machine.counters.launches = launch.worker == 0;

@@ -96,9 +96,11 @@ inline void fence(Site site = Site::here()) {
     yield_block(false);
 }
 /// fence.proxy.async: what the thread has written to shared memory becomes visible to wgmma and bulk copies.
+SIMT_COLD void fence_mbarriers();  // in mbarrier.h
 inline void fence_proxy_async(Site site = Site::here()) {
   if (machine.watched) [[unlikely]]
     watch_proxy_fence(site);
+  if (machine.block->async) fence_mbarriers();
 }
 /// __threadfence_block.
 inline void fence_block(Site site = Site::here()) {

@@ -188,6 +188,7 @@ struct Barrier {
 
 struct Clocks;
 struct Async;
+struct ClusterBarrier;
 struct Shadow;
 struct HeldStores;
 struct Traffic;
@@ -201,6 +202,7 @@ struct Block {
   uint64_t steps;
   int rank;      // in its cluster
   Async* async;  // its mbarriers and bulk copies; null until it has one
+  ClusterBarrier* cluster;  // one of all blocks of a cluster; null without clusters
   // What watching needs; null where nobody asked for it.
   Clocks* clocks;  // one of all blocks of a cluster
   Shadow* shadow;

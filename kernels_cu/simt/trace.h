@@ -190,6 +190,21 @@ SIMT_COLD void trace_lane(Site site, Access access, uint64_t address, int bytes)
   if (access == Access::shared_store || access == Access::shared_copy) step.shared_stored += bytes;
 }
 
+/// A bulk copy: the bytes and sectors of its global side, and the shared memory of its other.
+SIMT_COLD void trace_bulk(Site site, Access access, uint64_t bytes, uint64_t sectors, uint64_t first,
+                          uint64_t shared_bytes) {
+  StepRow& step = warp_traffic(*current->warp).step;
+  (access == Access::bulk_load ? step.bytes_copied : step.bytes_stored) += bytes;
+  (access == Access::bulk_load ? step.shared_stored : step.shared_loaded) += shared_bytes;
+  int index = find_site(site, access);
+  if (index < 0) return;
+  SiteRow& row = machine.launch.trace->sites[index];
+  ++row.instructions, ++row.lanes;
+  row.bytes += bytes, row.sectors += sectors;
+  if (first < row.first) row.first = first;
+  if (first + shared_bytes > row.end) row.end = first + shared_bytes;
+}
+
 /// Lanes of a warp have met in a call.
 SIMT_COLD void trace_meeting(Warp& warp, Site site, Access access, uint32_t lanes) {
   if (!(warp.live & ~lanes)) close_instructions(warp);
