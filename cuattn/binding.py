@@ -16,7 +16,7 @@ import numpy as np
 
 from cuattn import compile as compiler
 from cuattn import contract, tuned
-from cuattn.kernels.base import Cost, Plan, Row, Unsupported
+from cuattn.kernels.base import Cost, Plan, Row, TileMap, Unsupported
 from cuattn.kernels.base import resolve as check_constants
 from cuattn.machine import Machine, Tensor, open_machine
 
@@ -208,27 +208,40 @@ class Binding:
         inside = self.tensors[name].array
         self.copies_out += [pair for pair in self.copies_in if pair[0] is inside]
 
+    def _argument(self, value):
+        """A plan's argument as the machine takes it: a tile map becomes a tensor map of its array."""
+        if not isinstance(value, TileMap):
+            return value
+        return self.machine.tensor_map(self.tensors[value.array], value.box, value.swizzle)
+
     def planned(self, row: Row, shape, constants, outputs, scalars, lengths=None) -> Planned:
         """Resolves plan and binaries, makes the scratch, and prepares every launch that has work."""
         machine = self.machine
         plan, builds = resolve(row, shape, machine.device, constants)
         for name, (extent, dtype) in plan.scratch.items():
             self.output(name, extent, dtype)
-        bound = row.arguments(shape, plan, {**self.tensors, **scalars})
+        bound = [[(name, self._argument(value)) for name, value in args]
+                 for args in row.arguments(shape, plan, {**self.tensors, **scalars})]
         work = [(launch, built, args) for launch, built, args in zip(plan.launches, builds, bound)
                 if all(launch.grid)]
-        launches = [machine.prepare(built, launch.grid, launch.block, launch.smem_bytes, args, launch.lane)
+        launches = [machine.prepare(built, launch.grid, launch.block, launch.smem_bytes, args, launch.lane,
+                                    launch.cluster)
                     for launch, built, args in work]
         return Planned(row, shape, plan, machine, outputs, builds, self.tensors, launches,
                        [args for *_, args in work], self.made, lengths, self.copies_in, self.copies_out,
                        self.first)
 
 
+def array_of(value) -> Tensor | None:
+    """The array behind a launch's argument; None of a number."""
+    return value if isinstance(value, Tensor) else getattr(value, "tensor", None)
+
+
 def repeatable(planned: Planned) -> bool:
     """Whether every array its launches use is the operation's own, so that a later call can set its address."""
     own = {id(t) for t in planned.tensors.values()}
-    used = (value for args in planned.arguments for _, value in args if isinstance(value, Tensor))
-    return all(id(value) in own for value in used)
+    used = (array_of(value) for args in planned.arguments for _, value in args)
+    return all(id(tensor) in own for tensor in used if tensor is not None)
 
 
 class Repeat:
@@ -247,7 +260,7 @@ class Repeat:
         # of it).
         self._slots = [
             [launch.slot(i) for launch, args in zip(planned.launches, planned.arguments)
-             for i, (_, value) in enumerate(args) if value is planned.tensors[name]]
+             for i, (_, value) in enumerate(args) if array_of(value) is planned.tensors[name]]
             for name in (*names, *planned.made)
         ]
 

@@ -13,8 +13,10 @@ from operator import attrgetter
 
 import numpy as np
 
+from cuattn import gpu_driver, tensor_map
 from cuattn.devices import from_driver, require_supported
-from cuattn.machine import DeviceError, MachineUnavailable, Tensor, pack
+from cuattn.machine import DeviceError, MachineUnavailable, Tensor, check_cluster, pack
+from cuattn.tensor_map import TensorMap
 
 POISON = 0xFF  # every byte: NaN in each float type
 ADDRESS = struct.Struct("<Q")
@@ -60,13 +62,18 @@ class GpuLaunch:
     NOTE: straight to the driver; a RawKernel call costs several times more.
     """
 
-    def __init__(self, current_stream, function, grid, block: int, smem_bytes: int, args):
+    def __init__(self, current_stream, function, grid, block: int, smem_bytes: int, args, cluster: int = 1):
         from cupy_backends.cuda.api.driver import launchKernel
 
         self._stream, self._function, self._launch = current_stream, function, launchKernel
         self._where = (function.ptr, *grid, block, 1, 1, smem_bytes)
+        self._clustered = None
+        if cluster > 1:
+            self._clustered = gpu_driver.ClusterLaunch(function.ptr, grid, block, smem_bytes, cluster)
         packed = pack(args)
-        self._buffers = [ctypes.create_string_buffer(raw, len(raw)) for _, raw in packed]
+        self._maps = {i for i, (_, value) in enumerate(args) if isinstance(value, TensorMap)}
+        self._buffers = [gpu_driver.aligned_buffer(raw) if i in self._maps
+                         else ctypes.create_string_buffer(raw, len(raw)) for i, (_, raw) in enumerate(packed)]
         self._pointers = (ctypes.c_void_p * max(len(packed), 1))(
             *(ctypes.addressof(b) for b in self._buffers))
         self._arguments = ctypes.addressof(self._pointers)
@@ -76,10 +83,12 @@ class GpuLaunch:
 
         The driver copies arguments as it launches.
         """
-        return ADDRESS.pack_into, self._buffers[i]
+        return gpu_driver.replace_address if i in self._maps else ADDRESS.pack_into, self._buffers[i]
 
     def __call__(self) -> None:
-        self._launch(*self._where, self._stream().ptr, self._arguments, 0)
+        if self._clustered:
+            return self._clustered(self._stream().ptr, self._arguments)
+        return self._launch(*self._where, self._stream().ptr, self._arguments, 0)
 
 
 class GpuMachine:
@@ -143,6 +152,17 @@ class GpuMachine:
         # A dimension of one element has no stride; what is stored there may be anything.
         strides = tuple(0 if n == 1 else s for n, s in zip(shape, strides))
         return Tensor(address, shape, strides, dtype, itemsize, array)
+
+    def tensor_map(self, array, box, swizzle: int = 0) -> TensorMap:
+        """A kernel's argument by which bulk copies move tiles of an array, or of a Tensor.
+
+        Raises
+        ------
+        ValueError
+            See `cuattn.tensor_map.describe`, which also says what the parameters are.
+        """
+        tensor = array if isinstance(array, Tensor) else self.tensor(array)
+        return gpu_driver.encode(tensor_map.describe(tensor, box, swizzle))
 
     def index_of(self, array) -> int:
         """The number of the GPU that holds it."""
@@ -208,16 +228,18 @@ class GpuMachine:
         """The stream of a lane beside the first."""
         return self.xp.cuda.Stream(non_blocking=True)
 
-    def prepare(self, built, grid, block: int, smem_bytes: int, args, lane: int = 0) -> GpuLaunch:
+    def prepare(self, built, grid, block: int, smem_bytes: int, args, lane: int = 0,
+                cluster: int = 1) -> GpuLaunch:
         """A launch with these arguments; everything that can be done once is done here."""
+        check_cluster(cluster, grid)
         kernel = self._kernel(built.path, built.entry)
         if smem_bytes > 48 * 1024 and kernel.max_dynamic_shared_size_bytes < smem_bytes:
             kernel.max_dynamic_shared_size_bytes = smem_bytes
         stream = partial(self._side, lane) if lane else self.xp.cuda.get_current_stream
-        return GpuLaunch(stream, kernel.kernel, grid, block, smem_bytes, args)
+        return GpuLaunch(stream, kernel.kernel, grid, block, smem_bytes, args, cluster)
 
-    def launch(self, built, grid, block: int, smem_bytes: int, args) -> None:
-        self.prepare(built, grid, block, smem_bytes, args)()
+    def launch(self, built, grid, block: int, smem_bytes: int, args, cluster: int = 1) -> None:
+        self.prepare(built, grid, block, smem_bytes, args, cluster=cluster)()
 
     def _module(self, path):
         key = str(path)

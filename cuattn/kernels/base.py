@@ -111,11 +111,33 @@ class ProbeShape:
 
 
 @dataclass(frozen=True)
+class TileMap:
+    """By what tiles a launch copies one of its arrays (TMA). Among the arguments it is the kernel's parameter
+    `const __grid_constant__ TensorMap`.
+
+    Parameters
+    ----------
+    array : str
+        The tensor's name, as `Row.arguments` gets it.
+    box : tuple of int
+        Elements of a tile, in the array's order of dimensions: `cuattn.tensor_map` says which are taken.
+    swizzle : {0, 32, 64, 128}
+        Width of the pattern in shared memory, in bytes.
+    """
+
+    array: str
+    box: tuple[int, ...]
+    swizzle: int = 0
+
+
+@dataclass(frozen=True)
 class Launch:
     """One kernel launch: which file and entry, over what grid, compiled with which constants.
 
     Launches of one `lane` run in their order. Those of different lanes are independent, and a machine may run
-    them side by side; so they share nothing that one of them writes.
+    them side by side; so they share nothing that one of them writes. `cluster`: neighbouring blocks along
+    x that run together; it divides the grid's x. `maps`: the tensor maps that its argument list names, by the
+    names of their parameters.
     """
 
     file: str
@@ -125,6 +147,8 @@ class Launch:
     smem_bytes: int
     constants: Mapping[str, Any]
     lane: int = 0
+    cluster: int = 1
+    maps: Mapping[str, TileMap] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -226,7 +250,7 @@ class Row:
     plan : callable (shape, device, overrides) -> Plan
     cost : callable (shape, plan, lengths) -> Cost
     arguments : callable (shape, plan, tensors) -> list, one entry a launch, of [(name, value)]
-        `tensors` maps names to machine.Tensor; values are Tensor or NumPy scalars.
+        `tensors` maps names to machine.Tensor; values are Tensor, TileMap or NumPy scalars.
     deterministic : bool
         Equal bits under every schedule of one plan's blocks and threads. Other constants, or a choice that
         the plan makes by shape, sum in another order: by default `paged` splits by the batch size, so a

@@ -8,6 +8,8 @@
 
 namespace simt {
 
+constexpr char MBARRIER_BYTES[9] = "mbarrier";  // what lies in shared memory in its place
+
 struct Mbarrier {
   uint32_t offset;  // in shared memory
   int expected, pending;
@@ -67,6 +69,8 @@ SIMT_INLINE Mbarrier& find_mbarrier(Block& block, const void* s_bar, Site site) 
   if (!bar) [[unlikely]]
     fail(site, "the mbarrier at byte %llu of shared memory%s is not initialised (yet)",
          static_cast<unsigned long long>(offset), &block == machine.block ? "" : " of the other block");
+  if (memcmp(block.shared + offset, MBARRIER_BYTES, 8)) [[unlikely]]
+    fail(site, "something has been written over %s", MbarrierName(*bar).text);
   return *bar;
 }
 SIMT_COLD void watch_mbarrier(Block& block, const Mbarrier& bar, Access access, Site site) {
@@ -89,7 +93,7 @@ inline void mbarrier_init(void* s_bar, int arrivals, Site site = Site::here()) {
   Async& async = make_async(block);
   if (async.mbarriers == MAX_COUNTERS || (block.clocks && block.clocks->counters == MAX_COUNTERS))
     fail(site, "more than %d mbarriers", MAX_COUNTERS);
-  memset(bytes, 0, 8);  // nobody reads them
+  memcpy(bytes, MBARRIER_BYTES, 8);
   Mbarrier& bar = async.mbarrier[async.mbarriers++];
   Known arriving = bar.arriving, over = bar.over;  // their memory; of an epoch that has gone by
   arriving.epoch = over.epoch = 0;
@@ -119,11 +123,15 @@ inline bool has_waiters(const Mbarrier& bar) {
   return any;
 }
 /// Begins the next phase, if this one is over.
-inline void finish_phase(Block& block, Mbarrier& bar) {
+inline void finish_phase(Block& block, Mbarrier& bar, Site site) {
   if (bar.pending || bar.bytes) return;
+  if (bar.seen < bar.phase)
+    fail(site, "phase %u of %s is over although nobody has waited for phase %u: a wait is missing before an arrival",
+         bar.phase, MbarrierName(bar).text, bar.phase - 1);
   // NOTE: who arrives last knows of all arrivals, if of nothing that copies brought.
   if (block.clocks && !bar.filled) learn_count(*block.clocks, clock_number(), bar.counter, bar.phase + 1);
   ++bar.phase;
+  if (has_waiters(bar)) bar.seen = bar.phase;
   bar.pending = bar.expected, bar.filled = false;
   Known released = bar.arriving;
   bar.arriving = bar.over, bar.over = released;
@@ -153,7 +161,7 @@ inline void arrive_at(Block& block, Mbarrier& bar, Site site) {
   if (block.clocks) release(*block.clocks, clock_number(), bar.arriving);
   if (--bar.pending) return;
   if (bar.bytes < 0) fail_surplus(bar, site);
-  finish_phase(block, bar);
+  finish_phase(block, bar, site);
 }
 
 inline void mbarrier_arrive(void* s_bar, Site site = Site::here()) {
@@ -179,8 +187,11 @@ inline void mbarrier_arrive_expect_tx(void* s_bar, int bytes, Site site = Site::
 }
 
 [[noreturn]] SIMT_COLD void fail_missed(const Mbarrier& bar, int64_t wanted, Site site) {
-  fail(site, "missed phase %lld of %s: phase %u is under way, and a parity tells only two apart",
-       static_cast<long long>(wanted), MbarrierName(bar).text, bar.phase);
+  char meant[48];
+  snprintf(meant, sizeof meant, wanted < 0 ? "the phase before the first" : "phase %lld",
+           static_cast<long long>(wanted));
+  fail(site, "missed phase: this wait means %s of %s, but phase %u is already under way; arrivals did not wait "
+       "for this thread", meant, MbarrierName(bar).text, bar.phase);
 }
 /// The phase that a thread means by its parity: with clocks, the one of that parity among the last that it knows
 /// to be over and the one after it; else what the hardware would take it for.

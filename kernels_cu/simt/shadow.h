@@ -154,7 +154,8 @@ inline void touch_chunk(Block& block, size_t index, uint16_t bytes, Touch touch,
         if (is_async(touch) && writes(a.touch) && !a.counter)
           if (uint32_t unseen = a.lanes & ~proxied_lanes(clocks, me, a.warp, a.clock)) [[unlikely]]
             report_race(a, unseen, index, bytes, touch, site, true);
-        if (writes(touch)) drop = covered(a, bytes);  // whoever comes after this write comes after that access
+        // Whoever comes after this write comes after that access. An atomic is no such write to other atomics.
+        if (writes(touch) && touch != Touch::atomic) drop = covered(a, bytes);
       } else if (touch == a.touch && a.warp == warp && !a.pending) {
         if (a.clock == clock && a.bytes == bytes && a.site == site && !is_async(touch))
           a.lanes |= bit, merged = true;

@@ -114,7 +114,7 @@ inline void complete_load(Block& block, const BulkCopy& copy) {
          "too few bytes were announced", copy.phase, MbarrierName(bar).text);
   count_bytes(bar, -int64_t(copy.bytes));
   if (!bar.pending && bar.bytes < 0) fail_surplus(bar, copy.site);
-  finish_phase(block, bar);
+  finish_phase(block, bar, copy.site);
 }
 /// Late copies happen for the first mbarrier that somebody waits for and that lacks bytes alone; false if none does.
 SIMT_COLD bool land_late_loads(Block& block) {

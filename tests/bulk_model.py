@@ -1,0 +1,82 @@
+"""What a bulk copy of a tile must leave in shared memory or in the array, in NumPy; and launches of bulk.cu."""
+from __future__ import annotations
+
+from itertools import product
+from math import prod
+
+import numpy as np
+import pytest
+from simt_launch import KERNELS
+
+from cuattn.compile import build
+
+SCHEDULES = [
+    {"order": order, "seed": seed, "async_copies": copies}
+    for (order, seed), copies in product([("forward", 0), ("reverse", 0), ("shuffle", 1), ("shuffle", 2)],
+                                         ("late", "eager"))
+] + [{"order": "shuffle", "seed": 3, "resident": 4}]
+
+
+def line_marks(*marks: str) -> list[int]:
+    """The numbers of the lines of bulk.cu that end with `// mark`."""
+    lines = (KERNELS / "bulk.cu").read_text().splitlines()
+    return [next(i for i, line in enumerate(lines, 1) if line.endswith(f"// {mark}")) for mark in marks]
+
+
+def run(machine, entry: str, grid, block: int, smem: int, args: dict, cluster: int = 1) -> None:
+    """Launches an entry of bulk.cu. Arrays become flat tensors, ints int32; the rest stays."""
+    if machine.name == "gpu" and machine.device.arch_number < 90:
+        pytest.skip(f"bulk copies need sm_90, and this GPU is {machine.device.arch}")
+    built = build(str(KERNELS / "bulk.cu"), entry, {}, machine.device.arch)
+    grid = grid if isinstance(grid, tuple) else (grid, 1, 1)
+    bound = [(name, np.int32(v) if type(v) is int else machine.tensor(v.reshape(-1))
+              if hasattr(v, "reshape") and v.ndim else v) for name, v in args.items()]
+    machine.launch(built, grid, block, smem, bound, cluster)
+    machine.synchronize()
+
+
+def places(bytes_: int, row: int, swizzle: int) -> np.ndarray:
+    """(bytes / 16,): which 16 bytes of shared memory hold the n-th 16 bytes of a tile with rows of `row` bytes."""
+    chunk = np.arange(bytes_ // 16)
+    if not swizzle:
+        return chunk
+    line = chunk * 16 // 128
+    return chunk ^ (line % (swizzle // 16))
+
+
+def window(shape, at, box) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
+    """Of a tile at `at` (in the array's order): its part of the array, and that part's place in the tile."""
+    inside, place = [], []
+    for size, first, extent in zip(shape, at, box):
+        low = min(max(first, 0), size)
+        high = max(min(first + extent, size), low)
+        inside.append(slice(low, high))
+        place.append(slice(low - first, high - first) if high > low else slice(0, 0))
+    return tuple(inside), tuple(place)
+
+
+def in_shared(array: np.ndarray, at, box, swizzle: int) -> np.ndarray:
+    """The tile's bytes as they lie in shared memory, (n, 16) uint8."""
+    tile = np.zeros(box, array.dtype)
+    inside, place = window(array.shape, at, box)
+    tile[place] = array[inside]
+    flat = np.ascontiguousarray(tile).view(np.uint8).reshape(-1, 16)
+    out = np.empty_like(flat)
+    out[places(flat.size, box[-1] * array.itemsize, swizzle)] = flat
+    return out
+
+
+def stored(array: np.ndarray, shared: np.ndarray, at, box, swizzle: int) -> np.ndarray:
+    """The array after a store of a tile whose bytes lie in shared memory as `shared`, (n, 16) uint8."""
+    flat = shared[places(shared.size, box[-1] * array.itemsize, swizzle)]
+    tile = np.ascontiguousarray(flat).view(array.dtype).reshape(box)
+    inside, place = window(array.shape, at, box)
+    out = array.copy()
+    out[inside] = tile[place]
+    return out
+
+
+def requested(array: np.ndarray, at, box) -> int:
+    """Bytes of the tile that lie in the array."""
+    inside, _ = window(array.shape, at, box)
+    return prod(s.stop - s.start for s in inside) * array.itemsize
