@@ -25,9 +25,9 @@ class _Attribute(ctypes.Structure):
 class _Config(ctypes.Structure):
     """CUlaunchConfig."""
 
-    _fields_ = [("grid", ctypes.c_uint32 * 3), ("block", ctypes.c_uint32 * 3), ("smem_bytes", ctypes.c_uint32),
-                ("stream", ctypes.c_void_p), ("attributes", ctypes.POINTER(_Attribute)),
-                ("attribute_count", ctypes.c_uint32)]
+    _fields_ = [("grid", ctypes.c_uint32 * 3), ("block", ctypes.c_uint32 * 3),
+                ("smem_bytes", ctypes.c_uint32), ("stream", ctypes.c_void_p),
+                ("attributes", ctypes.POINTER(_Attribute)), ("attribute_count", ctypes.c_uint32)]
 
 
 @cache
@@ -98,9 +98,11 @@ class ClusterLaunch:
         self._function = ctypes.c_void_p(function)
         value = (ctypes.c_uint32 * 16)(cluster, 1, 1)
         self._attribute = _Attribute(_CLUSTER_DIMENSION, b"", value)
-        self._config = _Config((ctypes.c_uint32 * 3)(*grid), (ctypes.c_uint32 * 3)(block, 1, 1), smem_bytes, None,
+        three = ctypes.c_uint32 * 3
+        self._config = _Config(three(*grid), three(block, 1, 1), smem_bytes, None,
                                ctypes.pointer(self._attribute), 1)
 
     def __call__(self, stream: int, arguments: int) -> None:
         self._config.stream = stream
-        _call("cuLaunchKernelEx", ctypes.byref(self._config), self._function, ctypes.c_void_p(arguments), None)
+        _call("cuLaunchKernelEx", ctypes.byref(self._config), self._function, ctypes.c_void_p(arguments),
+              None)

@@ -131,8 +131,8 @@ def check_cluster(cluster: int, grid) -> None:
     if type(cluster) is not int or not 1 <= cluster <= MAX_CLUSTER:
         raise ValueError(f"cluster: expected 1 to {MAX_CLUSTER} blocks, got {cluster!r}; choose fewer")
     if grid[0] % cluster:
-        raise ValueError(f"cluster: expected a divisor of the grid's {grid[0]} blocks along x, got {cluster}; "
-                         "round the grid up")
+        raise ValueError(f"cluster: expected a divisor of the grid's {grid[0]} blocks along x, "
+                         f"got {cluster}; round the grid up")
 
 
 _open: dict[str, Machine] = {}

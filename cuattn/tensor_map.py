@@ -1,7 +1,7 @@
 """Tensor maps: what the copy engine of sm_90 is told of an array, so that it moves tiles by coordinates.
 
-A plan states one as data, a `TileMap` among its arguments; a machine makes a `TensorMap` of it, 128 bytes that
-reach the kernel as `const __grid_constant__ TensorMap`.
+A plan states one as data, a `TileMap` among its arguments; a machine makes a `TensorMap` of it, 128 bytes
+that reach the kernel as `const __grid_constant__ TensorMap`.
 """
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ALIGNMENT = 16  # bytes, of the array's first element and of its strides
 MOST_BOX, MOST_SIZE, MOST_STRIDE = 256, 1 << 32, 1 << 40
 SWIZZLES = (0, 32, 64, 128)
 BYTES = 128
-_HOST = struct.Struct("<Q4Q5I5H3B55x")  # TensorMap of kernels_cu/simt/tma.h
+_HOST = struct.Struct("<Q4Q5I5H3B55x")  # TensorMap of kernels_cu/simt/bulk.h
 
 
 @dataclass(frozen=True)
@@ -87,8 +87,8 @@ def describe(tensor: Tensor, box, swizzle: int) -> TensorMap:
     tensor : Tensor
         Two to five dimensions, the last contiguous; first element and strides on multiples of 16 bytes.
     box : sequence of int
-        Elements of a tile in each dimension, 1 to 256, in the array's order; the last one's are a multiple of 16
-        bytes, and with a swizzle exactly its width.
+        Elements of a tile in each dimension, 1 to 256, in the array's order; the last one's are a multiple of
+        16 bytes, and with a swizzle exactly its width.
     swizzle : {0, 32, 64, 128}
 
     Raises
@@ -104,12 +104,14 @@ def describe(tensor: Tensor, box, swizzle: int) -> TensorMap:
     if swizzle not in SWIZZLES:
         raise _refuse("swizzle", "0, 32, 64 or 128 bytes", repr(swizzle), "choose one")
     if len(box) != len(shape) or not all(1 <= n <= MOST_BOX for n in box):
-        raise _refuse("box", f"1 to {MOST_BOX} elements in each of {len(shape)} dimensions", str(box), "change it")
+        raise _refuse("box", f"1 to {MOST_BOX} elements in each of {len(shape)} dimensions", str(box),
+                      "change it")
     if box[-1] * size % ALIGNMENT or (swizzle and box[-1] * size != swizzle):
         wanted = f"the swizzle's {swizzle} bytes" if swizzle else "a multiple of 16 bytes"
         raise _refuse("box", f"{wanted} in the last dimension", f"{box[-1]} elements of {size}", "change it")
     if tensor.address % ALIGNMENT:
-        raise _refuse("array", "a first element on a multiple of 16 bytes", f"one at {tensor.address:#x}", "copy it")
+        raise _refuse("array", "a first element on a multiple of 16 bytes", f"one at {tensor.address:#x}",
+                      "copy it")
     if any(n > MOST_SIZE for n in shape):
         raise _refuse("array", "at most 2³² elements in a dimension", f"shape {shape}", "split it")
     for n, stride in zip(shape[:-1], tensor.strides):

@@ -1,4 +1,4 @@
-"""What a bulk copy of a tile must leave in shared memory or in the array, in NumPy; and launches of bulk.cu."""
+"""What a bulk copy of a tile must leave behind, in NumPy; and launches of bulk.cu."""
 from __future__ import annotations
 
 from itertools import product
@@ -36,7 +36,7 @@ def run(machine, entry: str, grid, block: int, smem: int, args: dict, cluster: i
 
 
 def places(bytes_: int, row: int, swizzle: int) -> np.ndarray:
-    """(bytes / 16,): which 16 bytes of shared memory hold the n-th 16 bytes of a tile with rows of `row` bytes."""
+    """(bytes / 16,): which 16 bytes of shared memory hold the n-th 16 of a tile, of `row` bytes a row."""
     chunk = np.arange(bytes_ // 16)
     if not swizzle:
         return chunk

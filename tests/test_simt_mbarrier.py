@@ -1,4 +1,4 @@
-"""mbarriers: a ring of stages is right under every schedule, and each planted fault is said with its place."""
+"""mbarriers: a ring of stages is right under every schedule; each planted fault is said with its place."""
 from __future__ import annotations
 
 import re
@@ -11,8 +11,10 @@ from cuattn.cpu import CpuMachine, check_schedules
 from cuattn.machine import DeviceError, RaceError
 
 TILES, ROWS, COLS, SMEM = 8, 8, 64, 3 * 1024 + 64
-FAULTS = ("NONE", "TOO_FEW", "TOO_MANY", "NO_EXPECT", "NO_FULL_WAIT", "NO_EMPTY_WAIT", "NO_ARRIVAL", "TWO_ARRIVALS",
-          "WRONG_PARITY", "UNFENCED", "UNORDERED_INIT", "EXTRA_TILE")
+FAULTS = ("NONE", "TOO_FEW", "TOO_MANY", "NO_EXPECT", "NO_FULL_WAIT", "NO_EMPTY_WAIT", "NO_ARRIVAL",
+          "TWO_ARRIVALS", "WRONG_PARITY", "UNFENCED", "UNORDERED_INIT", "EXTRA_TILE")
+WHOLE = 65536 + 64  # shared memory of the other kernels
+BEFORE_FIRST = "missed phase: this wait means the phase before the first of the mbarrier"
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +74,8 @@ def test_prim_ring(machine, x):
 
 def test_prim_hand_over(machine):
     numbers, out = np.arange(32, dtype=np.uint32), machine.empty(32, np.uint32)
-    run(machine, "hand_over", 1, 64, 65536 + 64, {"g_in": machine.upload(numbers), "g_out": out, "arrive_early": 0})
+    run(machine, "hand_over", 1, 64, WHOLE,
+        {"g_in": machine.upload(numbers), "g_out": out, "arrive_early": 0})
     np.testing.assert_array_equal(machine.download(out), numbers[::-1])
 
 
@@ -90,14 +93,14 @@ CALLED = {
     "NO_EXPECT": [("missing: a wait for phase 1 of the mbarrier at byte 3072", ["produced", "consumed"])],
     "NO_FULL_WAIT": [("missing: a wait for phase 0 of the mbarrier at byte 3072", ["produced", "consumed"]),
                      ("is over although nobody has waited for phase 0: a wait is missing", ["given back"]),
-                     ("missed phase: this wait means the phase before the first of the mbarrier", ["empty begins"])],
+                     (BEFORE_FIRST, ["empty begins"])],
     "NO_EMPTY_WAIT": [("more arrivals at the mbarrier at byte 3072", []),
                       ("missing: a wait for phase 0 of the mbarrier at byte 3072", ["produced"])],
     "NO_ARRIVAL": [("which lacks 1 of 64 arrivals", ["full", "empty begins"])],
     "TWO_ARRIVALS": [("missing: a barrier that both reach, in between", ["produced", "consumed"])],
     "WRONG_PARITY": [("missing: a barrier that both reach, in between", ["produced", "consumed"]),
                      ("missing: a wait for phase 0 of the mbarrier", ["produced", "consumed"]),
-                     ("missed phase: this wait means the phase before the first of the mbarrier", [])],
+                     (BEFORE_FIRST, [])],
     "UNFENCED": [("missing: fence_mbarrier_init() after its initialisation", ["produced"])],
     "UNORDERED_INIT": [("is not initialised (yet)", []),
                        ("missing: a barrier that both reach, in between", ["full"])],
@@ -127,11 +130,11 @@ def test_a_deadlock_names_barriers_and_what_they_lack(own, x):
         launch()
     text, (wait, begins) = str(caught.value), line_marks("full", "empty begins")
     assert text.startswith("ring: deadlock in block (0,0,0): every live thread waits\n")
-    assert (f"\n  warp 2, lanes ffffffff wait at bulk.cu:{wait} for phase 0 of the mbarrier at byte 3072 of shared "
-            f"memory (initialised at bulk.cu:{begins - 1}), which lacks 0 of 1 arrivals and 512 of the bytes "
-            "announced") in text
-    assert re.search(r"warp 0, lanes 00000001 wait at bulk\.cu:\d+ for phase 0 of the mbarrier at byte 3096 of shared "
-                     rf"memory \(initialised at bulk\.cu:{begins}\), which lacks 64 of 64 arrivals", text)
+    barrier = "for phase 0 of the mbarrier at byte {} of shared memory (initialised at bulk.cu:{}), which lacks "
+    assert (f"\n  warp 2, lanes ffffffff wait at bulk.cu:{wait} {barrier.format(3072, begins - 1)}"
+            "0 of 1 arrivals and 512 of the bytes announced") in text
+    assert re.search(r"warp 0, lanes 00000001 wait at bulk\.cu:\d+ "
+                     + re.escape(f"{barrier.format(3096, begins)}64 of 64 arrivals"), text)
 
 
 MISUSES = (
@@ -155,30 +158,33 @@ def test_misuse(own, x, kind):
     mapped = own.tensor_map(own.upload(x), (ROWS, COLS), 128)
     for copies in ("late", "eager"):
         with own.schedule(async_copies=copies), pytest.raises(DeviceError) as caught:
-            run(own, "misuse", 1, 32, 65536 + 64, {"map": mapped, "kind": kind})
+            run(own, "misuse", 1, 32, WHOLE, {"map": mapped, "kind": kind})
         assert said in str(caught.value), str(caught.value)
         assert mark is None or f"bulk.cu:{line_marks(mark)[0]}" in str(caught.value), str(caught.value)
 
 
 def test_a_missed_phase_is_an_error_and_no_hang(own):
     (line,) = line_marks("missed")
-    for error in failures(own, lambda: run(own, "miss_a_phase", 1, 64, 65536 + 64, {"sync": 0})):
-        assert re.search(r"missed phase: this wait means phase 0 of the mbarrier at byte 65536 of shared memory "
-                         r"\(initialised at bulk\.cu:\d+\), but phase 2 is already under way", str(error)), str(error)
-        assert str(error).endswith(f"thread (32,0,0) of block (0,0,0) at bulk.cu:{line}")
+    for error in failures(own, lambda: run(own, "miss_a_phase", 1, 64, WHOLE, {"sync": 0})):
+        said = str(error)
+        assert re.search(r"missed phase: this wait means phase 0 of the mbarrier at byte 65536 of shared "
+                         r"memory \(initialised at .*\), but phase 2 is already under way", said), said
+        assert said.endswith(f"thread (32,0,0) of block (0,0,0) at bulk.cu:{line}")
 
 
 def test_whoever_knows_of_two_phases_means_the_third(own):
-    """A barrier has told thread 32 that two phases are over: its parity can only mean the next, which never ends."""
-    for error in failures(own, lambda: run(own, "miss_a_phase", 1, 64, 65536 + 64, {"sync": 1})):
+    """A barrier has told thread 32 that two phases are over: its parity means the next, which never ends."""
+    for error in failures(own, lambda: run(own, "miss_a_phase", 1, 64, WHOLE, {"sync": 1})):
         assert "wait at bulk.cu" in str(error) and "for phase 2 of the mbarrier" in str(error)
 
 
 def test_arrivals_release_and_waits_acquire(own):
     source, out = own.upload(np.arange(32, dtype=np.uint32)), own.empty(32, np.uint32)
-    args = {"g_in": source, "g_out": out}
-    check_schedules(own, lambda: run(own, "hand_over", 1, 64, 65536 + 64, {**args, "arrive_early": 0}), {"out": out})
-    for error in failures(own, lambda: run(own, "hand_over", 1, 64, 65536 + 64, {**args, "arrive_early": 1})):
+    def launch(early):
+        run(own, "hand_over", 1, 64, WHOLE, {"g_in": source, "g_out": out, "arrive_early": early})
+
+    check_schedules(own, lambda: launch(0), {"out": out})
+    for error in failures(own, lambda: launch(1)):
         assert isinstance(error, RaceError) and "missing: a barrier that both reach, in between" in str(error)
         lines = re.findall(r"bulk\.cu:(\d+)", str(error))
         assert sorted(map(int, lines)) == line_marks("handed", "taken over")

@@ -15,7 +15,7 @@ from cuattn.cpu import CpuMachine, check_schedules
 from cuattn.machine import DeviceError, RaceError
 
 SMEM = 65536 + 1024
-SHAPES = {2: (37, 208), 3: (5, 19, 144), 4: (3, 11, 4, 96), 5: (2, 3, 9, 3, 80)}  # of the memory; 3 columns less
+SHAPES = {2: (37, 208), 3: (5, 19, 144), 4: (3, 11, 4, 96), 5: (2, 3, 9, 3, 80)}  # of the memory
 BOXES = {2: (16,), 3: (3, 8), 4: (2, 5, 3), 5: (1, 2, 3, 2)}  # and the row
 TYPES = (np.dtype(np.uint16), np.dtype(ml_dtypes.bfloat16), np.dtype(np.float32), np.dtype(np.uint8))
 
@@ -38,12 +38,12 @@ def corners(shape, box, rng) -> list[tuple[int, ...]]:
     """Places of tiles, in the array's order: the first, past each edge on either side, and anywhere."""
     before = tuple(-(n // 2) for n in box)
     behind = tuple(size - n // 2 - 1 for size, n in zip(shape, box))
-    return [(0,) * len(shape), before, behind, tuple(int(rng.integers(-n, size)) for size, n in zip(shape, box)),
-            tuple(size + 3 for size in shape)]
+    anywhere = tuple(int(rng.integers(-n, size)) for size, n in zip(shape, box))
+    return [(0,) * len(shape), before, behind, anywhere, tuple(size + 3 for size in shape)]
 
 
 def cases(rank: int, swizzle: int, rng):
-    """(memory, box, place) for a rank and a swizzle, one for each place; the array is the memory but 3 columns."""
+    """(memory, box, place) for a rank and a swizzle; the array is the memory but for 3 columns."""
     for i, dtype in enumerate(TYPES):
         shape = SHAPES[rank]
         row = (swizzle or 96) // dtype.itemsize
@@ -105,8 +105,8 @@ def test_prim_arrays_of_any_strides(machine, rng):
         expected = in_shared(machine.download(array), (0, 1, 0, -8), (1, 3, 4, 64), 128)
         out = machine.empty(expected.shape, np.uint8)
         run(machine, "load_tile", 1, 128, SMEM,
-            {"map": machine.tensor_map(array, (1, 3, 4, 64), 128), "rank": 4, "x0": -8, "x1": 0, "x2": 1, "x3": 0,
-             "x4": 0, "bytes": expected.size, "g_out": out})
+            {"map": machine.tensor_map(array, (1, 3, 4, 64), 128), "rank": 4, "x0": -8, "x1": 0, "x2": 1,
+             "x3": 0, "x4": 0, "bytes": expected.size, "g_out": out})
         np.testing.assert_array_equal(machine.download(out), expected)
 
 
@@ -146,8 +146,8 @@ def test_prim_multicast(machine, rng, cluster):
     out = machine.empty((clusters, cluster, 64), np.uint32)
     with machine.counting() as counted:
         run(machine, "multicast", clusters * cluster, 64, 2048 + 64,
-            {"map": machine.tensor_map(machine.upload(x), (8, 64), 128), "g_out": out, "tiles": tiles, "fault": 0},
-            cluster)
+            {"map": machine.tensor_map(machine.upload(x), (8, 64), 128), "g_out": out, "tiles": tiles,
+             "fault": 0}, cluster)
     expected = column_sums(x, clusters, tiles)
     np.testing.assert_array_equal(machine.download(out), np.repeat(expected[:, None], cluster, 1))
     if counted:  # the bytes are read once, whoever gets them
@@ -160,7 +160,7 @@ def test_prim_multicast(machine, rng, cluster):
 def test_schedules(own, rng):
     x = own.upload(rng.integers(0, 60000, (3 * 5 * 8, 64)).astype(np.uint16))
     sums, rows = own.empty((6, 64), np.uint32), own.empty((5 * 8, 64), np.uint16)
-    loads, stores = own.tensor_map(x, (8, 64), 128), own.tensor_map(rows, (8, 64), 64 * 0)
+    loads, stores = own.tensor_map(x, (8, 64), 128), own.tensor_map(rows, (8, 64))
 
     def both():
         run(own, "multicast", 6, 64, 2048 + 64, {"map": loads, "g_out": sums, "tiles": 5, "fault": 0}, 2)
@@ -249,15 +249,15 @@ def test_misuse_of_copies(own, rng):
     args = {"rank": 2, "x0": 0, "x1": 0, "x2": 0, "x3": 0, "x4": 0, "bytes": 1024, "g_out": out}
     line = next(i for i, text in enumerate((KERNELS / "bulk.cu").read_text().splitlines(), 1)
                 if "load_at(s.byte, map, rank" in text)
-    for mapped, changes, smem, text in (
-        (own.tensor_map(x, (8, 64)), {"rank": 3}, SMEM, "a bulk copy by 3 coordinates, but its tensor map has 2"),
-        (own.tensor_map(own.empty((0, 64), np.uint16), (8, 64)), {}, SMEM, "a bulk copy of a tile of an empty array"),
+    for mapped, changes, text in (
+        (own.tensor_map(x, (8, 64)), {"rank": 3}, "a bulk copy by 3 coordinates, but its tensor map has 2"),
+        (own.tensor_map(own.empty((0, 64), np.uint16), (8, 64)), {}, "a bulk copy of a tile of an empty"),
     ):
         with pytest.raises(DeviceError) as caught:
-            run(own, "load_tile", 1, 128, smem, {"map": mapped, **args, **changes})
+            run(own, "load_tile", 1, 128, SMEM, {"map": mapped, **args, **changes})
         assert text in str(caught.value)
         assert str(caught.value).endswith(f"thread (0,0,0) of block (0,0,0) at bulk.cu:{line}")
-    with pytest.raises(DeviceError, match="a bulk copy of 24 bytes, 0 past a multiple of 16 in global memory"):
+    with pytest.raises(DeviceError, match="a bulk copy of 24 bytes, 0 past a multiple of 16 in global mem"):
         run(own, "copy_bytes", 1, 128, SMEM, {"g_in": x, "g_out": out, "bytes": 24})
     with pytest.raises(DeviceError, match="read of 8192 bytes at byte 0 of g_in, which has 5120"):
         run(own, "copy_bytes", 1, 128, SMEM, {"g_in": x, "g_out": out, "bytes": 8192})
@@ -268,9 +268,9 @@ def test_misuse_of_copies(own, rng):
     ((8, 64), (8,), 0, "box: expected 1 to 256 elements in each of 2 dimensions, got (8,); change it"),
     ((8, 64), (257, 64), 0, "box: expected 1 to 256 elements in each of 2 dimensions, got (257, 64)"),
     ((8, 64), (8, 12), 0, "box: expected a multiple of 16 bytes in the last dimension, got 12 elements of 2"),
-    ((8, 64), (8, 64), 64, "box: expected the swizzle's 64 bytes in the last dimension, got 64 elements of 2"),
+    ((8, 64), (8, 64), 64, "box: expected the swizzle's 64 bytes in the last dimension, got 64 elements of"),
     ((8, 64), (8, 64), 100, "swizzle: expected 0, 32, 64 or 128 bytes, got 100; choose one"),
-    ((8, 60), (8, 32), 64, "array: expected strides of positive multiples of 16 bytes, less than 2⁴⁰, got 120 bytes"),
+    ((8, 60), (8, 32), 64, "array: expected strides of positive multiples of 16 bytes, less than 2⁴⁰, got"),
 ])
 def test_maps_that_are_refused(own, shape, box, swizzle, text):
     with pytest.raises(ValueError, match=re.escape("tensor map: " + text)):
@@ -281,7 +281,7 @@ def test_arrays_that_are_refused(own):
     array = own.empty((8, 128), np.uint16)
     with pytest.raises(ValueError, match="expected a first element on a multiple of 16 bytes"):
         own.tensor_map(array[:, 4:68], (8, 64))
-    with pytest.raises(ValueError, match="expected strides of positive multiples of 16 bytes.*got -256 bytes"):
+    with pytest.raises(ValueError, match="strides of positive multiples of 16 bytes.*got -256 bytes"):
         own.tensor_map(array[::-1, :64], (8, 64))
 
 

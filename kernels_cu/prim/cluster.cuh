@@ -1,5 +1,5 @@
-// cluster: neighbouring blocks that run at the same time and reach each other's barriers (sm_90). The launch says
-// how many.
+// cluster: neighbouring blocks that run at the same time and reach each other's barriers (sm_90). The launch
+// says how many.
 #pragma once
 #include "prim/mbarrier.cuh"
 

@@ -1,9 +1,10 @@
 // mbarrier: barriers in shared memory that count arrivals and bytes (sm_90), in phases 0, 1, 2, …
 //
-// A phase is over when the expected number of threads has arrived and all announced bytes have come; the next one
-// begins at once. A wait names its phase by the parity. So a ring of stages has two barriers a stage: `full`, which
-// the producer's bytes complete and consumers wait for, and `empty`, the other way round. The n-th use of a stage
-// waits for full with parity n % 2, and for empty with (n + 1) % 2: the phase before the first counts as over.
+// A phase is over when the expected number of threads has arrived and all announced bytes have come; the next
+// one begins at once. A wait names its phase by the parity. So a ring of stages has two barriers a stage:
+// `full`, which the producer's bytes complete and consumers wait for, and `empty`, the other way round. The
+// n-th use of a stage waits for full with parity n % 2, and for empty with (n + 1) % 2: the phase before the
+// first counts as over.
 #pragma once
 #include "prim/smem.cuh"
 
@@ -12,13 +13,14 @@ struct alignas(8) Mbarrier {
   uint64_t state;
 };
 
-/// Expects `arrivals` in each phase. Other threads use it after a barrier, bulk copies after fence_mbarrier_init.
-/// PTX mbarrier.init.
+/// Expects `arrivals` in each phase. Other threads use it after a barrier, bulk copies after
+/// fence_mbarrier_init. PTX mbarrier.init.
 DEVICE void mbarrier_init(Mbarrier& s_bar, int arrivals SITE) {
 #if defined(CUATTN_SIMT)
   simt::mbarrier_init(&s_bar, arrivals AT_SITE);
 #else
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(&s_bar)), "r"(arrivals) : "memory");
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(&s_bar)), "r"(arrivals)
+               : "memory");
 #endif
 }
 
@@ -46,7 +48,8 @@ DEVICE void mbarrier_arrive_expect_tx(Mbarrier& s_bar, int bytes SITE) {
 #if defined(CUATTN_SIMT)
   simt::mbarrier_arrive_expect_tx(&s_bar, bytes AT_SITE);
 #else
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&s_bar)), "r"(bytes)
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&s_bar)),
+               "r"(bytes)
                : "memory");
 #endif
 }
@@ -56,12 +59,14 @@ DEVICE void mbarrier_expect_tx(Mbarrier& s_bar, int bytes SITE) {
 #if defined(CUATTN_SIMT)
   simt::mbarrier_expect_tx(&s_bar, bytes AT_SITE);
 #else
-  asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(shared_address(&s_bar)), "r"(bytes)
+  asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(shared_address(&s_bar)),
+               "r"(bytes)
                : "memory");
 #endif
 }
 
-/// Waits until the phase of this parity is over; sees what was done before it ended. PTX mbarrier.try_wait.parity.
+/// Waits until the phase of this parity is over; sees what was done before it ended. PTX
+/// mbarrier.try_wait.parity.
 DEVICE void mbarrier_wait(Mbarrier& s_bar, uint32_t parity SITE) {
 #if defined(CUATTN_SIMT)
   simt::mbarrier_wait(&s_bar, parity AT_SITE);

@@ -1,5 +1,6 @@
-// proxy: shared memory has two sides. Loads, stores, ldmatrix and cp.async reach it by the generic proxy; wgmma and
-// bulk copies by the async proxy, which does not see what the generic one wrote until the writer says so (sm_90).
+// proxy: shared memory has two sides. Loads, stores, ldmatrix and cp.async reach it by the generic proxy;
+// wgmma and bulk copies by the async proxy, which does not see what the generic one wrote until the writer
+// says so (sm_90).
 #pragma once
 #include "prim/smem.cuh"
 
@@ -7,8 +8,8 @@
 static const bool file_uses_async_proxy = simt::machine.async_proxy = true;
 #endif
 
-/// Makes what this thread has written to shared memory visible to wgmma and bulk copies; call it after the writes
-/// and before the barrier that lets them start. PTX fence.proxy.async.
+/// Makes what this thread has written to shared memory visible to wgmma and bulk copies; call it after the
+/// writes and before the barrier that lets them start. PTX fence.proxy.async.
 DEVICE void fence_proxy_async(SITE_ONLY) {
 #if defined(CUATTN_SIMT)
   simt::fence_proxy_async(ONLY_AT_SITE);

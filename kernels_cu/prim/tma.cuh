@@ -1,10 +1,11 @@
-// tma: bulk copies between global and shared memory by the copy engine (sm_90). One thread starts one; bounds,
-// strides and the swizzle are the tensor map's, which the launch passes as `const __grid_constant__ TensorMap`.
+// tma: bulk copies between global and shared memory by the copy engine (sm_90). One thread starts one;
+// bounds, strides and the swizzle are the tensor map's, which the launch passes as `const __grid_constant__
+// TensorMap`.
 //
-// A load completes a phase of an mbarrier, to which its bytes must be announced: all of the tile's, whether in the
-// array's bounds or not. A store belongs to a group of its thread, as a cp.async does. Coordinates come innermost
-// dimension first; a tile in shared memory begins on a multiple of 128 bytes, a swizzled one that another reads by
-// its pattern on a multiple of eight rows.
+// A load completes a phase of an mbarrier, to which its bytes must be announced: all of the tile's, whether
+// in the array's bounds or not. A store belongs to a group of its thread, as a cp.async does. Coordinates
+// come innermost dimension first; a tile in shared memory begins on a multiple of 128 bytes, a swizzled one
+// that another reads by its pattern on a multiple of eight rows.
 #pragma once
 #include "prim/mbarrier.cuh"
 #include "prim/proxy.cuh"
@@ -24,13 +25,14 @@ DEVICE void prefetch_map(const TensorMap& map) {
 }
 
 #if !defined(CUATTN_SIMT)
-#define TMA_LOAD(dims, into, ...)                                                                         \
-  asm volatile("cp.async.bulk.tensor." dims ".shared::cluster.global.tile.mbarrier::complete_tx::bytes" into \
-               ::"r"(shared_address(s_to)), "l"(&map), "r"(shared_address(&s_bar)), __VA_ARGS__           \
+#define TMA_LOAD(dims, into, ...)                                                                           \
+  asm volatile("cp.async.bulk.tensor." dims                                                                 \
+               ".shared::cluster.global.tile.mbarrier::complete_tx::bytes" into::"r"(shared_address(s_to)), \
+               "l"(&map), "r"(shared_address(&s_bar)), __VA_ARGS__                                          \
                : "memory")
-#define TMA_STORE(dims, into, ...)                                                                        \
-  asm volatile("cp.async.bulk.tensor." dims ".global.shared::cta.tile.bulk_group" into ::"l"(&map),       \
-               "r"(shared_address(s_from)), __VA_ARGS__                                                   \
+#define TMA_STORE(dims, into, ...)                                                                 \
+  asm volatile("cp.async.bulk.tensor." dims ".global.shared::cta.tile.bulk_group" into::"l"(&map), \
+               "r"(shared_address(s_from)), __VA_ARGS__                                            \
                : "memory")
 #endif
 
@@ -54,11 +56,10 @@ DEVICE void tma_load(void* s_to, const TensorMap& map, const int (&at)[RANK], Mb
 #endif
 }
 
-/// The same into the same place of every block of the cluster whose bit is set in `ranks`, completing the mbarrier
-/// at the same place. PTX cp.async.bulk.tensor.multicast::cluster.
-template <int RANK>
-DEVICE void tma_load_multicast(void* s_to, const TensorMap& map, const int (&at)[RANK], Mbarrier& s_bar,
-                               uint16_t ranks SITE) {
+/// The same into the same place of every block of the cluster whose bit is set in `ranks`, completing the
+/// mbarrier at the same place. PTX cp.async.bulk.tensor.multicast::cluster.
+template <int RANK> DEVICE void tma_load_multicast(void* s_to, const TensorMap& map, const int (&at)[RANK],
+                                                   Mbarrier& s_bar, uint16_t ranks SITE) {
   static_assert(RANK >= 2 && RANK <= 5, "tensor maps have 2 to 5 dimensions");
 #if defined(CUATTN_SIMT)
   simt::tma_load_multicast(s_to, map, at, &s_bar, ranks AT_SITE);
@@ -66,8 +67,8 @@ DEVICE void tma_load_multicast(void* s_to, const TensorMap& map, const int (&at)
   if constexpr (RANK == 2)
     TMA_LOAD("2d", ".multicast::cluster [%0], [%1, {%4, %5}], [%2], %3;", "h"(ranks), "r"(at[0]), "r"(at[1]));
   else if constexpr (RANK == 3)
-    TMA_LOAD("3d", ".multicast::cluster [%0], [%1, {%4, %5, %6}], [%2], %3;", "h"(ranks), "r"(at[0]), "r"(at[1]),
-             "r"(at[2]));
+    TMA_LOAD("3d", ".multicast::cluster [%0], [%1, {%4, %5, %6}], [%2], %3;", "h"(ranks), "r"(at[0]),
+             "r"(at[1]), "r"(at[2]));
   else if constexpr (RANK == 4)
     TMA_LOAD("4d", ".multicast::cluster [%0], [%1, {%4, %5, %6, %7}], [%2], %3;", "h"(ranks), "r"(at[0]),
              "r"(at[1]), "r"(at[2]), "r"(at[3]));
@@ -79,7 +80,8 @@ DEVICE void tma_load_multicast(void* s_to, const TensorMap& map, const int (&at)
 
 /// Starts to store a tile; what lies beyond the array is not written. Plain writes to the tile come before a
 /// fence_proxy_async and a barrier. PTX cp.async.bulk.tensor, to global memory.
-template <int RANK> DEVICE void tma_store(const TensorMap& map, const int (&at)[RANK], const void* s_from SITE) {
+template <int RANK>
+DEVICE void tma_store(const TensorMap& map, const int (&at)[RANK], const void* s_from SITE) {
   static_assert(RANK >= 2 && RANK <= 5, "tensor maps have 2 to 5 dimensions");
 #if defined(CUATTN_SIMT)
   simt::tma_store(map, at, s_from AT_SITE);
@@ -101,10 +103,11 @@ DEVICE void bulk_load(void* s_to, const void* g_from, int bytes, Mbarrier& s_bar
 #if defined(CUATTN_SIMT)
   simt::bulk_load(s_to, g_from, bytes, &s_bar AT_SITE);
 #else
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                   shared_address(s_to)),
-               "l"(g_from), "r"(bytes), "r"(shared_address(&s_bar))
-               : "memory");
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+          shared_address(s_to)),
+      "l"(g_from), "r"(bytes), "r"(shared_address(&s_bar))
+      : "memory");
 #endif
 }
 
@@ -128,7 +131,8 @@ DEVICE void bulk_commit(SITE_ONLY) {
 #endif
 }
 
-/// Waits until at most PENDING of this thread's groups still read shared memory. PTX cp.async.bulk.wait_group.read.
+/// Waits until at most PENDING of this thread's groups still read shared memory. PTX
+/// cp.async.bulk.wait_group.read.
 template <int PENDING> DEVICE void bulk_wait_read(SITE_ONLY) {
 #if defined(CUATTN_SIMT)
   simt::bulk_wait(PENDING AT_SITE);

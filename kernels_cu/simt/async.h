@@ -60,7 +60,8 @@ inline void cp_async_wait(int allow, Site site = Site::here()) {
   int end = queue.group_ends[done - 1];
   for (int i = 0; i < end; ++i) {
     if (machine.launch.copies_late) copy_now(queue.items[i]);
-    if (machine.launch.races) land_touch(queue.items[i].to - machine.shared, queue.items[i].bytes, Touch::copy);
+    if (machine.launch.races)
+      land_touch(queue.items[i].to - machine.shared, queue.items[i].bytes, Touch::copy);
   }
   queue.count -= end, queue.groups -= done;
   if (queue.count) memmove(queue.items, queue.items + end, queue.count * sizeof(Copy));

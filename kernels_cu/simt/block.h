@@ -31,7 +31,7 @@ SIMT_COLD Fiber* next_in_block(Warp* warp) {
 
 SIMT_COLD void say_mbarrier_waits(const Block& block, const Warp& warp);  // in mbarrier.h
 SIMT_COLD void say_cluster_waits(const Block& block, const Warp& warp);   // in cluster.h
-SIMT_COLD bool land_late_loads(Block& block);                             // in tma.h
+SIMT_COLD bool land_late_loads(Block& block);                             // in bulk.h
 SIMT_COLD void finish_async();                                            // in mbarrier.h
 SIMT_COLD void finish_in_cluster();                                       // in cluster.h
 

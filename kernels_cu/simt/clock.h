@@ -10,10 +10,10 @@
 // is known of each other starts from nothing.
 //
 // Two things more travel the same ways. The async proxy (bulk copies, wgmma) sees a thread's plain writes up
-// to a proxy fence on their way to whoever starts it; where a file uses it, each thread has a second entry for
-// that clock. And what runs by itself is ordered before those who know that it is over: a bulk copy ends with a
-// phase of its mbarrier, a wgmma when its warpgroup has waited. Each such counter (an mbarrier's phases, a
-// warpgroup's products) has an entry: how much of it is known to be over.
+// to a proxy fence on their way to whoever starts it; where a file uses it, each thread has a second entry
+// for that clock. And what runs by itself is ordered before those who know that it is over: a bulk copy ends
+// with a phase of its mbarrier, a wgmma when its warpgroup has waited. Each such counter (an mbarrier's
+// phases, a warpgroup's products) has an entry: how much of it is known to be over.
 #pragma once
 #include "state.h"
 
@@ -42,7 +42,7 @@ struct Clocks {
   uint32_t* own;
   uint32_t* common;  // of each entry: what everybody knows since all have last met
   Known *row, *fenced,
-      *heard;  // of each thread: what it knows; knew at its last fence; atomics told it since
+      *heard;               // of each thread: what it knows; knew at its last fence; atomics told it since
   Known *barrier, scratch;  // barrier: BARRIERS of each block
   int blocks;
   SyncAddress* addresses;
@@ -62,7 +62,8 @@ template <class T, class Int> SIMT_COLD void grow(T*& items, Int count, Int& cap
   if (!items) abort();
 }
 
-/// Calls use(chunk, which of its 16 bytes, address of the first of them) for each 16 bytes that an access touches.
+/// Calls use(chunk, which of its 16 bytes, address of the first of them) for each 16 bytes that an access
+/// touches.
 template <class Use> inline void for_chunks(uint64_t address, size_t bytes, Use use) {
   for (uint64_t at = address, end = address + bytes; at < end;) {
     uint64_t in = at % 16, n = 16 - in < end - at ? 16 - in : end - at;
@@ -72,9 +73,7 @@ template <class Use> inline void for_chunks(uint64_t address, size_t bytes, Use 
 }
 
 /// Entries of a Known that may come into use.
-inline size_t most_entries(const Clocks& c) {
-  return size_t(c.first_counter) + MAX_COUNTERS;
-}
+inline size_t most_entries(const Clocks& c) { return size_t(c.first_counter) + MAX_COUNTERS; }
 
 inline Clocks* make_clocks(int warps, int blocks, bool proxies) {
   int threads = blocks * warps * LANES;
@@ -206,7 +205,9 @@ inline int new_counter(Clocks& c, uint32_t name) {
   return c.counters++;
 }
 /// How much of a counter thread t knows to be over.
-inline uint32_t known_count(Clocks& c, int t, int counter) { return known_entry(c, t, c.first_counter + counter); }
+inline uint32_t known_count(Clocks& c, int t, int counter) {
+  return known_entry(c, t, c.first_counter + counter);
+}
 inline void learn_count(Clocks& c, int t, int counter, uint32_t over) {
   uint32_t& entry = now(c, c.row[t])[c.first_counter + counter];
   if (entry < over) entry = over;

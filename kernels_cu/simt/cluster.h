@@ -8,8 +8,8 @@ namespace simt {
 struct ClusterBarrier {
   int blocks, arrived;
   uint32_t phase;
-  uint32_t* phases;  // of each thread: 1 + the phase it has arrived in and not waited for; 0: none
-  Site* sites;       // where it arrived or waits
+  uint32_t* phases;         // of each thread: 1 + the phase it has arrived in and not waited for; 0: none
+  Site* sites;              // where it arrived or waits
   uint32_t* waiting_slots;  // of each warp
   Known arriving, over;
 };
@@ -30,7 +30,8 @@ SIMT_COLD void make_cluster(Block& block) {
 inline void free_cluster(Block& block) {
   ClusterBarrier* c = block.cluster;
   if (!c || block.rank) return;
-  free(c->phases), free(c->sites), free(c->waiting_slots), free(c->arriving.clock), free(c->over.clock), free(c);
+  free(c->phases), free(c->sites), free(c->waiting_slots), free(c->arriving.clock), free(c->over.clock),
+      free(c);
 }
 
 inline int live_in_cluster(const Block& block) {

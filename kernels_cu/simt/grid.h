@@ -131,7 +131,8 @@ inline void run_blocks(Sequence sequence) {
       Block* first = machine.blocks + __builtin_ctz(unused) * cluster;
       unused &= unused - 1;
       uint64_t linear = sequence.take() * uint64_t(cluster);
-      for (int rank = 0; rank < cluster; ++rank) set_up_block(*(flying[count++] = first + rank), linear + rank);
+      for (int rank = 0; rank < cluster; ++rank)
+        set_up_block(*(flying[count++] = first + rank), linear + rank);
     }
     give_turn(*flying[ran = i]);
     if (machine.failed) return;

@@ -1,8 +1,9 @@
-// mbarrier: barriers in shared memory that count arrivals and bytes (sm_90). A phase is over when all expected
-// arrivals have come and all announced bytes; the next one begins at once.
+// mbarrier: barriers in shared memory that count arrivals and bytes (sm_90). A phase is over when all
+// expected arrivals have come and all announced bytes; the next one begins at once.
 //
-// The hardware keeps one bit of the phase. Here it is an integer, so that a wait which comes too late, for a phase
-// that another of the same parity has followed, is an error and no hang. Arrivals release, a wait acquires.
+// The hardware keeps one bit of the phase. Here it is an integer, so that a wait which comes too late, for a
+// phase that another of the same parity has followed, is an error and no hang. Arrivals release, a wait
+// acquires.
 #pragma once
 #include "memory.h"
 
@@ -13,13 +14,13 @@ constexpr char MBARRIER_BYTES[9] = "mbarrier";  // what lies in shared memory in
 struct Mbarrier {
   uint32_t offset;  // in shared memory
   int expected, pending;
-  int64_t bytes;        // announced and not come; negative: come and not announced
-  uint32_t phase;       // the one under way
-  bool filled;          // bytes were announced in it, or came
-  bool fenced;          // the async proxy knows of it
-  uint32_t seen;        // phases that somebody has waited for
-  uint32_t copied;      // phases up to the last that a bulk copy completes
-  Site init, copy;      // copy: the last bulk copy's
+  int64_t bytes;    // announced and not come; negative: come and not announced
+  uint32_t phase;   // the one under way
+  bool filled;      // bytes were announced in it, or came
+  bool fenced;      // the async proxy knows of it
+  uint32_t seen;    // phases that somebody has waited for
+  uint32_t copied;  // phases up to the last that a bulk copy completes
+  Site init, copy;  // copy: the last bulk copy's
   int init_thread, counter;
   Site waited[MAX_WARPS];
   uint32_t waiting_slots[MAX_WARPS];
@@ -97,8 +98,13 @@ inline void mbarrier_init(void* s_bar, int arrivals, Site site = Site::here()) {
   Mbarrier& bar = async.mbarrier[async.mbarriers++];
   Known arriving = bar.arriving, over = bar.over;  // their memory; of an epoch that has gone by
   arriving.epoch = over.epoch = 0;
-  bar = {.offset = offset, .expected = arrivals, .pending = arrivals, .init = site,
-         .init_thread = thread_number(), .arriving = arriving, .over = over};
+  bar = {.offset = offset,
+         .expected = arrivals,
+         .pending = arrivals,
+         .init = site,
+         .init_thread = thread_number(),
+         .arriving = arriving,
+         .over = over};
   if (block.clocks) bar.counter = new_counter(*block.clocks, offset);
   if (machine.watched) [[unlikely]]
     watch_mbarrier(block, bar, Access::mbarrier_init, site);
@@ -126,8 +132,10 @@ inline bool has_waiters(const Mbarrier& bar) {
 inline void finish_phase(Block& block, Mbarrier& bar, Site site) {
   if (bar.pending || bar.bytes) return;
   if (bar.seen < bar.phase)
-    fail(site, "phase %u of %s is over although nobody has waited for phase %u: a wait is missing before an arrival",
-         bar.phase, MbarrierName(bar).text, bar.phase - 1);
+    fail(
+        site,
+        "phase %u of %s is over although nobody has waited for phase %u: a wait is missing before an arrival",
+        bar.phase, MbarrierName(bar).text, bar.phase - 1);
   // NOTE: who arrives last knows of all arrivals, if of nothing that copies brought.
   if (block.clocks && !bar.filled) learn_count(*block.clocks, clock_number(), bar.counter, bar.phase + 1);
   ++bar.phase;
@@ -147,7 +155,8 @@ inline void count_bytes(Mbarrier& bar, int64_t bytes) { bar.bytes += bytes, bar.
 inline void announce_bytes(Mbarrier& bar, int bytes, Site site) {
   constexpr int MOST = (1 << 20) - 1;
   if (bytes < 0 || bar.bytes + bytes > MOST)
-    fail(site, "%d bytes announced to %s: expected at most %d in a phase", bytes, MbarrierName(bar).text, MOST);
+    fail(site, "%d bytes announced to %s: expected at most %d in a phase", bytes, MbarrierName(bar).text,
+         MOST);
   count_bytes(bar, bytes);
 }
 [[noreturn]] SIMT_COLD void fail_surplus(const Mbarrier& bar, Site site) {
@@ -190,11 +199,13 @@ inline void mbarrier_arrive_expect_tx(void* s_bar, int bytes, Site site = Site::
   char meant[48];
   snprintf(meant, sizeof meant, wanted < 0 ? "the phase before the first" : "phase %lld",
            static_cast<long long>(wanted));
-  fail(site, "missed phase: this wait means %s of %s, but phase %u is already under way; arrivals did not wait "
-       "for this thread", meant, MbarrierName(bar).text, bar.phase);
+  fail(site,
+       "missed phase: this wait means %s of %s, but phase %u is already under way; arrivals did not wait "
+       "for this thread",
+       meant, MbarrierName(bar).text, bar.phase);
 }
-/// The phase that a thread means by its parity: with clocks, the one of that parity among the last that it knows
-/// to be over and the one after it; else what the hardware would take it for.
+/// The phase that a thread means by its parity: with clocks, the one of that parity among the last that it
+/// knows to be over and the one after it; else what the hardware would take it for.
 inline int64_t meant_phase(const Mbarrier& bar, uint32_t parity, Site site) {
   int64_t next = bar.phase;
   if (Clocks* clocks = machine.block->clocks) next = known_count(*clocks, clock_number(), bar.counter);
@@ -227,7 +238,7 @@ inline void mbarrier_wait(void* s_bar, uint32_t parity, Site site = Site::here()
   learn_count(*block.clocks, clock_number(), bar.counter, uint32_t(wanted + 1));
 }
 
-/// What bulk copies under way will still bring. In tma.h.
+/// What bulk copies under way will still bring. In bulk.h.
 SIMT_COLD int64_t bytes_under_way(const Block& block, const Mbarrier& bar);
 
 SIMT_COLD void say_mbarrier_waits(const Block& block, const Warp& warp) {
@@ -238,8 +249,9 @@ SIMT_COLD void say_mbarrier_waits(const Block& block, const Warp& warp) {
     for (uint32_t slots = bar.waiting_slots[w]; slots; slots &= slots - 1)
       lanes |= 1u << warp.slots[__builtin_ctz(slots)].lane;
     if (!lanes) continue;
-    say("\n  warp %d, lanes %08x wait at %s:%d for phase %u of %s, which lacks %d of %d arrivals", warp.id, lanes,
-        bar.waited[w].name(), bar.waited[w].line, bar.phase, MbarrierName(bar).text, bar.pending, bar.expected);
+    say("\n  warp %d, lanes %08x wait at %s:%d for phase %u of %s, which lacks %d of %d arrivals", warp.id,
+        lanes, bar.waited[w].name(), bar.waited[w].line, bar.phase, MbarrierName(bar).text, bar.pending,
+        bar.expected);
     int64_t bytes = bar.bytes - bytes_under_way(block, bar);
     if (bytes > 0) say(" and %lld of the bytes announced", static_cast<long long>(bytes));
     if (bytes < 0) say(", with %lld bytes that nobody announced", static_cast<long long>(-bytes));

@@ -13,8 +13,8 @@
 
 namespace simt {
 
-/// Of what an access does to shared memory; from `write` on it writes. The bulk_ and wgmma_ ones go by the async
-/// proxy.
+/// Of what an access does to shared memory; from `write` on it writes. The bulk_ and wgmma_ ones go by the
+/// async proxy.
 enum class Touch : uint8_t { read, bulk_read, wgmma_read, write, atomic, copy, bulk_write };
 constexpr bool writes(Touch t) { return t >= Touch::write; }
 constexpr bool is_async(Touch t) {
@@ -25,9 +25,9 @@ struct Access16 {
   uint16_t bytes;  // which of the 16
   uint16_t warp;
   Touch touch;
-  bool pending : 1;  // its thread has not waited for it
-  bool met : 1;      // everybody has met since
-  uint16_t counter;  // 1 + number of the one that says when it is over; 0: its thread's clock does
+  bool pending : 1;       // its thread has not waited for it
+  bool met : 1;           // everybody has met since
+  uint16_t counter;       // 1 + number of the one that says when it is over; 0: its thread's clock does
   uint32_t lanes, clock;  // clock: of its thread, or how much of the counter must be over
   Site site;
 };
@@ -63,7 +63,9 @@ SIMT_COLD const char* touch_name(Touch touch) {
 SIMT_COLD void say_touch(Touch touch, int thread, Site site) {
   int per_block = machine.block->warps * LANES;
   uint3 t = thread_at(thread % per_block);
-  const char* who = touch == Touch::copy ? "cp.async " : touch == Touch::wgmma_read ? "wgmma's " : "bulk copy's ";
+  const char* who = touch == Touch::copy         ? "cp.async "
+                    : touch == Touch::wgmma_read ? "wgmma's "
+                                                 : "bulk copy's ";
   say("%s%s by thread (%u,%u,%u)", touch == Touch::copy || is_async(touch) ? who : "", touch_name(touch), t.x,
       t.y, t.z);
   if (thread / per_block != machine.block->rank) say(" of block %d of the cluster", thread / per_block);
@@ -154,7 +156,8 @@ inline void touch_chunk(Block& block, size_t index, uint16_t bytes, Touch touch,
         if (is_async(touch) && writes(a.touch) && !a.counter)
           if (uint32_t unseen = a.lanes & ~proxied_lanes(clocks, me, a.warp, a.clock)) [[unlikely]]
             report_race(a, unseen, index, bytes, touch, site, true);
-        // Whoever comes after this write comes after that access. An atomic is no such write to other atomics.
+        // Whoever comes after this write comes after that access. An atomic is no such write to other
+        // atomics.
         if (writes(touch) && touch != Touch::atomic) drop = covered(a, bytes);
       } else if (touch == a.touch && a.warp == warp && !a.pending) {
         if (a.clock == clock && a.bytes == bytes && a.site == site && !is_async(touch))
@@ -169,8 +172,8 @@ inline void touch_chunk(Block& block, size_t index, uint16_t bytes, Touch touch,
   if (merged) return;
   grow(chunk.items, chunk.count, chunk.capacity, 4);
   bool pending = touch == Touch::copy || touch == Touch::bulk_read;
-  chunk.items[chunk.count++] = {bytes, uint16_t(warp), touch, pending, false, uint16_t(counter), bit,
-                                counter ? count : clock, site};
+  chunk.items[chunk.count++] = {bytes, uint16_t(warp),          touch, pending, false, uint16_t(counter),
+                                bit,   counter ? count : clock, site};
 }
 
 /// The running thread touches `bytes` bytes of shared memory at an offset.
@@ -194,7 +197,8 @@ inline void land_touch(size_t offset, size_t bytes, Touch touch) {
     Chunk& chunk = machine.block->shadow->chunks[index];
     for (int i = 0; i < chunk.count; ++i) {
       Access16& a = chunk.items[i];
-      if (!a.pending || a.touch != touch || a.bytes != mask || a.warp != me / LANES || !(a.lanes >> me % LANES & 1))
+      if (!a.pending || a.touch != touch || a.bytes != mask || a.warp != me / LANES ||
+          !(a.lanes >> me % LANES & 1))
         continue;
       a.pending = a.met = false, a.clock = machine.block->clocks->own[me];
       return;

@@ -135,8 +135,8 @@ enum class Access : int {
   shared_load, shared_store, shared_copy, shared_atomic, ldmatrix, stmatrix,
   mma, shuffle, vote, warp_barrier, block_barrier, named_barrier, fence, copy_commit, copy_wait,
   wgmma, wgmma_fence, wgmma_commit, wgmma_wait, proxy_fence, setmaxnreg,
-  mbarrier_init, mbarrier_arrive, mbarrier_wait, bulk_load, bulk_store, bulk_commit, bulk_wait, cluster_barrier,
-  exit
+  mbarrier_init, mbarrier_arrive, mbarrier_wait, bulk_load, bulk_store, bulk_commit, bulk_wait,
+  cluster_barrier, exit
 };
 // clang-format on
 constexpr bool is_global(Access a) { return a <= Access::global_atomic; }
@@ -200,8 +200,8 @@ struct Block {
   char* shared;
   Fiber* resume;  // who goes on when the block gets its turn
   uint64_t steps;
-  int rank;      // in its cluster
-  Async* async;  // its mbarriers and bulk copies; null until it has one
+  int rank;                 // in its cluster
+  Async* async;             // its mbarriers and bulk copies; null until it has one
   ClusterBarrier* cluster;  // one of all blocks of a cluster; null without clusters
   // What watching needs; null where nobody asked for it.
   Clocks* clocks;  // one of all blocks of a cluster

@@ -96,8 +96,8 @@ struct Ring {
 };
 /// What is left out or wrong.
 enum Fault : int {
-  NONE, TOO_FEW, TOO_MANY, NO_EXPECT, NO_FULL_WAIT, NO_EMPTY_WAIT, NO_ARRIVAL, TWO_ARRIVALS, WRONG_PARITY, UNFENCED,
-  UNORDERED_INIT, EXTRA_TILE,
+  NONE, TOO_FEW, TOO_MANY, NO_EXPECT, NO_FULL_WAIT, NO_EMPTY_WAIT, NO_ARRIVAL, TWO_ARRIVALS, WRONG_PARITY,
+  UNFENCED, UNORDERED_INIT, EXTRA_TILE,
 };
 
 DEVICE void produce(Ring& s, const TensorMap& map, int tiles, int fault SITE) {
@@ -147,7 +147,9 @@ ring(const __grid_constant__ TensorMap map, uint32_t* g_out, int tiles, int faul
 
 // ---- stores: each step writes a tile and sends it away, from two places in turn
 
-enum StoreFault : int { STORE_RIGHT, NO_PROXY_FENCE, NO_BARRIER, NO_READ_WAIT, NO_COMMIT, NO_LAST_WAIT, LATE_FENCE };
+enum StoreFault : int {
+  STORE_RIGHT, NO_PROXY_FENCE, NO_BARRIER, NO_READ_WAIT, NO_COMMIT, NO_LAST_WAIT, LATE_FENCE,
+};
 
 KERNEL(128, 1) store_steps(const __grid_constant__ TensorMap map, int steps, int fault) {
   struct Tiles {
@@ -159,7 +161,8 @@ KERNEL(128, 1) store_steps(const __grid_constant__ TensorMap map, int steps, int
     uint16_t* s_tile = s.tile[step % 2];
     if (t == 0 && fault != NO_READ_WAIT) bulk_wait_read<1>();
     block_sync();
-    for (int i = t; i < ROWS * COLS; i += 128) store_shared(s_tile + i, uint16_t(step * 1000 + i));  // written
+    for (int i = t; i < ROWS * COLS; i += 128)
+      store_shared(s_tile + i, uint16_t(step * 1000 + i));  // written
     if (fault != NO_PROXY_FENCE && fault != LATE_FENCE) fence_proxy_async();
     if (fault != NO_BARRIER) block_sync();
     if (fault == LATE_FENCE && t == 0) fence_proxy_async();
@@ -201,8 +204,8 @@ multicast(const __grid_constant__ TensorMap map, uint32_t* g_out, int tiles, int
       if (fault != NO_PEER_EXPECT || rank == 0) mbarrier_arrive_expect_tx(s.full[stage], sizeof s.tile[0]);
       if (rank == 0) {
         mbarrier_wait(s.empty[stage], (use + 1) % 2);
-        tma_load_multicast(s.tile[stage], map, {0, (int(blockIdx.x) / blocks * tiles + n) * ROWS}, s.full[stage],
-                           uint16_t((1 << blocks) - 1));  // cast
+        const int row = (int(blockIdx.x) / blocks * tiles + n) * ROWS;
+        tma_load_multicast(s.tile[stage], map, {0, row}, s.full[stage], uint16_t((1 << blocks) - 1));  // cast
       }
     }
     mbarrier_wait(s.full[stage], use % 2);
@@ -217,8 +220,8 @@ multicast(const __grid_constant__ TensorMap map, uint32_t* g_out, int tiles, int
 // ---- what nobody must do
 
 enum Misuse : int {
-  NOT_INITIALISED, INITIALISED_TWICE, FOR_NO_ARRIVALS, ARRIVED_TWICE, TOO_MUCH_ANNOUNCED, PARITY_OF_TWO, MISALIGNED,
-  PAST_THE_END, NOBODY_WAITS, LEFT_WITH_BYTES, BARRIER_OVERWRITTEN,
+  NOT_INITIALISED, INITIALISED_TWICE, FOR_NO_ARRIVALS, ARRIVED_TWICE, TOO_MUCH_ANNOUNCED, PARITY_OF_TWO,
+  MISALIGNED, PAST_THE_END, NOBODY_WAITS, LEFT_WITH_BYTES, BARRIER_OVERWRITTEN,
 };
 
 KERNEL(32, 1) misuse(const __grid_constant__ TensorMap map, int kind) {
