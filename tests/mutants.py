@@ -43,7 +43,11 @@ from cuattn.verdict import Verdict
 TABLE = Path(__file__).with_name("mutants.md")
 COMMAND = "python -m tests.mutants"
 VOCABULARY = ("block_sync", "warp_sync", "named_sync", "named_arrive", "cp_async_wait", "cp_async_commit",
-              "__threadfence", "__syncthreads", "__syncwarp")
+              "__threadfence", "__syncthreads", "__syncwarp",
+              "mbarrier_init", "mbarrier_wait", "mbarrier_arrive", "mbarrier_arrive_remote",
+              "mbarrier_arrive_expect_tx", "mbarrier_expect_tx", "fence_mbarrier_init", "fence_proxy_async",
+              "bulk_commit", "bulk_wait", "bulk_wait_read", "cluster_arrive", "cluster_wait", "cluster_sync")
+WAITS = ("cp_async_wait", "bulk_wait", "bulk_wait_read")  # with the number of groups that may stay in flight
 INSTRUMENTS = ("shadow", "poison", "report", "schedule")
 NOTHING = "(void)0"  # what a deleted call becomes
 ONE_IN = 4  # are tried again by the tests
@@ -120,7 +124,7 @@ def mutants_of(file: str, text: str) -> Iterator[Mutant]:
                  "at": at, "line": text.count("\n", 0, at) + 1}
         yield Mutant(becomes=NOTHING, **place)
         allowed = found["allowed"]
-        if found.group(1) == "cp_async_wait" and allowed.strip() != "0":
+        if found.group(1) in WAITS and allowed.strip() != "0":
             yield Mutant(becomes=call.replace(f"<{allowed}>", f"<{allowed} + 1>"), **place)
 
 

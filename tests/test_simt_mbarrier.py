@@ -130,7 +130,8 @@ def test_a_deadlock_names_barriers_and_what_they_lack(own, x):
         launch()
     text, (wait, begins) = str(caught.value), line_marks("full", "empty begins")
     assert text.startswith("ring: deadlock in block (0,0,0): every live thread waits\n")
-    barrier = "for phase 0 of the mbarrier at byte {} of shared memory (initialised at bulk.cu:{}), which lacks "
+    barrier = ("for phase 0 of the mbarrier at byte {} of shared memory (initialised at bulk.cu:{}), "
+               "which lacks ")
     assert (f"\n  warp 2, lanes ffffffff wait at bulk.cu:{wait} {barrier.format(3072, begins - 1)}"
             "0 of 1 arrivals and 512 of the bytes announced") in text
     assert re.search(r"warp 0, lanes 00000001 wait at bulk\.cu:\d+ "

@@ -68,7 +68,7 @@ def test_without_it_the_same_overflow_goes_unseen(asan, monkeypatch):
 
 def test_the_machine_is_clean_and_reports_its_own_faults(asan):
     """All of its unit tests but those that wait for processes to end, and one case of attention."""
-    cases = ["test_simt.py", "test_simt_faults.py", "test_simt_races.py",
+    cases = ["test_simt.py", "test_simt_faults.py", "test_simt_races.py", "test_simt_mbarrier.py",
              "test_flash.py::test_tiles[cpu-(64, 32, 2)]"]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist",
                "-k", "not children_end", *(str(TESTS / case) for case in cases)]

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from simt_launch import KERNELS
 
 from cuattn import gpu_driver, tensor_map
 from cuattn.binding import Binding, array_of, repeatable
@@ -24,7 +25,7 @@ def driver(monkeypatch):
             self.calls, self.code = [], 0
 
         def cuTensorMapEncodeTiled(self, out, *words):
-            values = [word.value if hasattr(word, "value") else list(word) if hasattr(word, "__len__") else word
+            values = [list(word) if hasattr(word, "__len__") else getattr(word, "value", word)
                       for word in words]
             self.calls.append(("encode", ctypes.addressof(out._obj) % 64, *values))
             out._obj[:] = b"\x07" * 128
@@ -38,7 +39,7 @@ def driver(monkeypatch):
             c = config._obj
             attribute = c.attributes[0]
             self.calls.append(("launch", [*c.grid, *c.block, c.smem_bytes], c.stream, c.attribute_count,
-                               attribute.id, list(attribute.value)[:3], function.value, arguments.value, extra))
+                               attribute.id, [*attribute.value][:3], function.value, arguments.value, extra))
             return self.code
 
         def cuGetErrorString(self, code, text):
@@ -60,14 +61,15 @@ def test_what_the_driver_is_told(driver):
     made = tensor_map.describe(tensor((2, 300, 4, 64)), (1, 128, 1, 64), 128)
     encoded = gpu_driver.encode(made)
     assert encoded.packed() == b"\x07" * 128 and encoded.tile_bytes == 128 * 64 * 2
-    assert driver.calls == [("encode", 0, 1, 4, 0x1000, [64, 4, 300, 2], [128, 512, 512 * 300], [64, 1, 128, 1],
-                             [1, 1, 1, 1], 0, 3, 2, 0)]
+    assert driver.calls == [("encode", 0, 1, 4, 0x1000, [64, 4, 300, 2], [128, 512, 512 * 300],
+                             [64, 1, 128, 1], [1, 1, 1, 1], 0, 3, 2, 0)]
 
 
 def test_a_dimension_of_one_gets_strides_that_the_hardware_takes():
     strides = tensor_map.describe(tensor((1, 1, 40), (0, 0, 1)), (1, 1, 8), 0).strides
     assert strides == (80, 80) and all(stride % 16 == 0 for stride in strides)
-    assert tensor_map.describe(tensor((1, 37, 1, 24), (0, 24, 0, 1)), (1, 2, 1, 8), 0).strides == (48, 48, 48 * 37)
+    made = tensor_map.describe(tensor((1, 37, 1, 24), (0, 24, 0, 1)), (1, 2, 1, 8), 0)
+    assert made.strides == (48, 48, 48 * 37)
 
 
 def test_an_empty_array_has_a_map_of_zeros(driver, cpu):
@@ -118,6 +120,30 @@ def test_a_plan_states_maps_as_data(cpu, monkeypatch):
     made = args[1][1]
     assert made == cpu.tensor_map(binding.tensors["k"], (1, 64, 1, 64), 128)
     assert array_of(made) is binding.tensors["k"] and repeatable(planned)
+
+
+@pytest.mark.parametrize("cluster", [1, 2])
+def test_prim_a_planned_copy(machine, randn, cluster):
+    """A row whose kernel copies its queries by tiles, from the plan to the result, on either machine."""
+    if machine.name == "gpu" and machine.device.arch_number < 90:
+        pytest.skip(f"bulk copies need sm_90, and this GPU is {machine.device.arch}")
+    tile = (1, 8, 1, 64)
+    maps = {"from": TileMap("q", tile, 128), "to": TileMap("o", tile, 128)}
+
+    def plan(shape, device, overrides=None):
+        grid = (-(-shape.m // 16) * 2, shape.h, shape.b)
+        file = str(KERNELS / "bulk.cu")
+        return Plan((Launch(file, "copy_tiles", grid, 32, 1024 + 64, {}, cluster, maps),), {})
+
+    def arguments(shape, plan, t):
+        return [list(plan.launches[0].maps.items())]
+
+    row = dataclasses.replace(ROWS["flash"], plan=plan, constants={}, choices={}, arguments=arguments)
+    q = machine.upload(randn(2, 41, 3, 64))
+    binding = Binding(q=q)
+    o = binding.output("o", q.shape, "float16")
+    binding.planned(row, AttentionShape(2, 3, 3, 41, 41, 64, "float16"), None, (o,), {}).run()
+    np.testing.assert_array_equal(machine.download(o), machine.download(q))
 
 
 def test_a_launch_without_them_is_as_before():

@@ -86,6 +86,26 @@ KERNEL(128, 1) copy_bytes(const uint8_t* g_in, uint8_t* g_out, int bytes) {
   bulk_wait<0>();
 }
 
+/// Tiles of 8 rows of 64 elements, of (batch, row, head, column) arrays.
+KERNEL(32, 1)
+copy_tiles(const __grid_constant__ TensorMap from, const __grid_constant__ TensorMap to) {
+  struct Tile {
+    alignas(1024) uint16_t element[8 * 64];
+    Mbarrier full;
+  };
+  Tile& s = dynamic_smem<Tile>();
+  if (threadIdx.x) return;
+  const int row = blockIdx.x * 8, head = blockIdx.y, batch = blockIdx.z;
+  mbarrier_init(s.full, 1);
+  fence_mbarrier_init();
+  mbarrier_arrive_expect_tx(s.full, sizeof s.element);
+  tma_load(s.element, from, {0, head, row, batch}, s.full);
+  mbarrier_wait(s.full, 0);
+  tma_store(to, {0, head, row, batch}, s.element);
+  bulk_commit();
+  bulk_wait_read<0>();
+}
+
 // ---- a ring of stages: a warp produces, two consume
 
 constexpr int STAGES = 3, ROWS = 8, COLS = 64, CONSUMERS = 64;
