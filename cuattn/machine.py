@@ -49,7 +49,7 @@ class Counters:
     collectives: int = _counter("warp shuffles, votes and __syncwarp completed")
     atomics: int = _counter("global atomic operations, one a lane")
     mma: int = _counter("mma.sync instructions, one a warp")
-    bytes_loaded: int = _counter("global bytes read: loads, cp.async, bulk copies; zero-filled bytes excluded")
+    bytes_loaded: int = _counter("global bytes read: loads, cp.async, bulk copies; zero-filled ones excluded")
     bytes_stored: int = _counter("global bytes written by stores")
     bytes_async: int = _counter("the part of bytes_loaded that came through cp.async or bulk copies")
 
