@@ -66,7 +66,7 @@ def sm_busy(planned, graph: bool = False) -> float:
         if key not in built:
             built[key] = compiler.build(*key[:2], launch.constants, machine.device.arch, stamped=True)
         launches.append(machine.prepare(
-            built[key], launch.grid, launch.block, launch.smem_bytes, args, launch.lane))
+            built[key], launch.grid, launch.block, launch.smem_bytes, args, launch.lane, launch.cluster))
     run = replace(planned, launches=launches).run
     call = machine.capture(run) if graph else run
     paths = dict.fromkeys(str(one.path) for one in built.values())

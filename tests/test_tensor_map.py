@@ -115,8 +115,8 @@ def test_a_plan_states_maps_as_data(cpu, monkeypatch):
     q, k, v = (cpu.upload(np.zeros((1, n, 2, 64), np.float16)) for n in (32, 48, 48))
     binding = Binding(q=q, k=k, v=v)
     planned = binding.planned(row, AttentionShape(1, 2, 2, 32, 48, 64, "float16"), None, (), {})
-    ((_, *_, args, cluster),) = noted
-    assert cluster == 2 and [name for name, _ in args] == ["q", "k_tiles"]
+    ((*_, args, lane, cluster),) = noted
+    assert (lane, cluster) == (0, 2) and [name for name, _ in args] == ["q", "k_tiles"]
     made = args[1][1]
     assert made == cpu.tensor_map(binding.tensors["k"], (1, 64, 1, 64), 128)
     assert array_of(made) is binding.tensors["k"] and repeatable(planned)
@@ -133,7 +133,7 @@ def test_prim_a_planned_copy(machine, randn, cluster):
     def plan(shape, device, overrides=None):
         grid = (-(-shape.m // 16) * 2, shape.h, shape.b)
         file = str(KERNELS / "bulk.cu")
-        return Plan((Launch(file, "copy_tiles", grid, 32, 1024 + 64, {}, cluster, maps),), {})
+        return Plan((Launch(file, "copy_tiles", grid, 32, 1024 + 64, {}, cluster=cluster, maps=maps),), {})
 
     def arguments(shape, plan, t):
         return [list(plan.launches[0].maps.items())]
