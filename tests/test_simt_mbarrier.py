@@ -5,7 +5,7 @@ import re
 
 import numpy as np
 import pytest
-from bulk_model import SCHEDULES, line_marks, run
+from bulk_model import SCHEDULES, in_shared, line_marks, run
 
 from cuattn.cpu import CpuMachine, check_schedules
 from cuattn.machine import DeviceError, RaceError
@@ -177,6 +177,35 @@ def test_whoever_knows_of_two_phases_means_the_third(own):
     """A barrier has told thread 32 that two phases are over: its parity means the next, which never ends."""
     for error in failures(own, lambda: run(own, "miss_a_phase", 1, 64, WHOLE, {"sync": 1})):
         assert "wait at bulk.cu" in str(error) and "for phase 2 of the mbarrier" in str(error)
+
+
+def sums_in_turn(x: np.ndarray, tiles: int) -> np.ndarray:
+    """What the two warps of `turns` add up."""
+    out = np.zeros((2, 32), np.uint32)
+    for n in range(tiles):
+        tile = in_shared(x, (n * ROWS, 0), (ROWS, COLS), 128).view(np.uint16).reshape(-1, 32)
+        for part in tile.astype(np.uint32):
+            out[n % 2] = out[n % 2] * np.uint32(31) + part
+    return out.reshape(-1)
+
+
+def test_prim_turns(machine, x):
+    out = machine.empty(64, np.uint32)
+    mapped = machine.tensor_map(machine.upload(x), (ROWS, COLS), 128)
+    run(machine, "turns", 1, 96, SMEM, {"map": mapped, "g_out": out, "tiles": TILES + 1, "ordered": 1})
+    np.testing.assert_array_equal(machine.download(out), sums_in_turn(x, TILES + 1))
+
+
+def test_whoever_skips_a_phase_must_know_that_it_is_over(own, x):
+    """Named barriers tell it; without them its parity may be taken for the phase before."""
+    out, mapped = own.empty(64, np.uint32), own.tensor_map(own.upload(x), (ROWS, COLS), 128)
+
+    def launch(ordered):
+        run(own, "turns", 1, 96, SMEM, {"map": mapped, "g_out": out, "tiles": TILES + 1, "ordered": ordered})
+
+    check_schedules(own, lambda: launch(1), {"out": out}, seeds=range(4))
+    for error in failures(own, lambda: launch(0)):
+        assert "missed phase: " in str(error) or "missing: a wait for phase " in str(error), str(error)
 
 
 def test_arrivals_release_and_waits_acquire(own):

@@ -165,6 +165,38 @@ ring(const __grid_constant__ TensorMap map, uint32_t* g_out, int tiles, int faul
   }
 }
 
+/// Two warps take the tiles in turn, so each waits for every second phase; named barriers hand the turn over.
+KERNEL(3 * WARP, 1)
+turns(const __grid_constant__ TensorMap map, uint32_t* g_out, int tiles, int ordered) {
+  Ring& s = dynamic_smem<Ring>();
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < STAGES; ++i) {
+      mbarrier_init(s.full[i], 1);
+      mbarrier_init(s.empty[i], 1);
+    }
+    fence_mbarrier_init();
+  }
+  block_sync();
+  if (warp_id() == 0) {
+    if (lane_id() == 0) produce(s, map, tiles, NONE);
+    return;
+  }
+  const int me = warp_id() - 1;
+  if (ordered && me) named_arrive(1, 2 * WARP);
+  uint32_t sum = 0;
+  for (int n = me; n < tiles; n += 2) {
+    const int stage = n % STAGES, use = n / STAGES;
+    if (ordered) named_sync(1 + me, 2 * WARP);
+    if (lane_id() == 0) mbarrier_wait(s.full[stage], use % 2);  // its turn
+    warp_sync();
+    if (ordered && n + 1 < tiles) named_arrive(2 - me, 2 * WARP);
+    for (int i = lane_id(); i < ROWS * COLS; i += WARP) sum = sum * 31 + load_shared(&s.tile[stage][i]);
+    warp_sync();
+    if (lane_id() == 0) mbarrier_arrive(s.empty[stage]);
+  }
+  store_global(g_out + threadIdx.x - WARP, sum);
+}
+
 // ---- stores: each step writes a tile and sends it away, from two places in turn
 
 enum StoreFault : int {
