@@ -62,10 +62,10 @@ COLUMNS = {
 #: The counts of `Step`, with units.
 STEP_COLUMNS = {
     "bytes_loaded": "global bytes loaded into registers",
-    "bytes_copied": "global bytes that cp.async was asked for",
+    "bytes_copied": "global bytes that cp.async and bulk copies were asked for",
     "bytes_stored": "global bytes stored",
     "shared_bytes_loaded": "bytes read from shared memory, ldmatrix included",
-    "shared_bytes_stored": "bytes written to shared memory, cp.async included",
+    "shared_bytes_stored": "bytes written to shared memory, cp.async and bulk copies included",
     "mma": "mma.sync instructions",
     "shuffles": "shuffles and votes",
 }

@@ -26,11 +26,12 @@ DEVICE uint32_t cluster_size() {
 }
 
 /// Arrives at the cluster's barrier, as every thread of its blocks does. PTX barrier.cluster.arrive.
+/// NOTE: not its .aligned form, which a warp that has diverged must not execute.
 DEVICE void cluster_arrive(SITE_ONLY) {
 #if defined(CUATTN_SIMT)
   simt::cluster_arrive(ONLY_AT_SITE);
 #else
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+  asm volatile("barrier.cluster.arrive.release;" ::: "memory");
 #endif
 }
 
@@ -39,7 +40,7 @@ DEVICE void cluster_wait(SITE_ONLY) {
 #if defined(CUATTN_SIMT)
   simt::cluster_wait(ONLY_AT_SITE);
 #else
-  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+  asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
 #endif
 }
 

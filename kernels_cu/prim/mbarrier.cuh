@@ -13,8 +13,8 @@ struct alignas(8) Mbarrier {
   uint64_t state;
 };
 
-/// Expects `arrivals` in each phase. Other threads use it after a barrier, bulk copies after
-/// fence_mbarrier_init. PTX mbarrier.init.
+/// Expects `arrivals` in each phase; once for each mbarrier. Other threads use it after a barrier, bulk
+/// copies after fence_mbarrier_init. PTX mbarrier.init.
 DEVICE void mbarrier_init(Mbarrier& s_bar, int arrivals SITE) {
 #if defined(CUATTN_SIMT)
   simt::mbarrier_init(&s_bar, arrivals AT_SITE);
