@@ -65,7 +65,7 @@ STEP_COLUMNS = {
     "bytes_copied": "global bytes that cp.async and bulk copies were asked for",
     "bytes_stored": "global bytes stored",
     "shared_bytes_loaded": "bytes read from shared memory, ldmatrix included",
-    "shared_bytes_stored": "bytes written to shared memory, cp.async and bulk copies included",
+    "shared_bytes_stored": "bytes written to shared memory, cp.async included",
     "mma": "mma.sync instructions",
     "shuffles": "shuffles and votes",
 }
