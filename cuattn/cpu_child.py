@@ -19,7 +19,7 @@ import time
 OK, ERROR, FAULT, RACE = 0, 1, 2, 3
 REPLY = struct.Struct("<BI")
 REQUEST = struct.Struct("<I")
-COUNTERS = 9
+COUNTERS = 10
 MESSAGE_BYTES = 8192
 TRACED_SITES, TRACED_STEPS = 1024, 1 << 16
 ORDERS = ("forward", "reverse", "shuffle")

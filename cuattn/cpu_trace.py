@@ -32,7 +32,8 @@ ACCESSES = {
     "fence": "__threadfence and __threadfence_block",
     "copy commit": "cp.async.commit_group",
     "copy wait": "cp.async.wait_group",
-    "wgmma": "tensor-core products of a warpgroup, and what they read of shared memory",
+    "wgmma": "tensor-core products of a warpgroup, and what its tensor cores read of shared memory: A and B "
+             "once each; a GPU's counters of loads and stores leave these out",
     "wgmma fence": "wgmma.fence",
     "wgmma commit": "wgmma.commit_group",
     "wgmma wait": "wgmma.wait_group",
@@ -66,7 +67,7 @@ STEP_COLUMNS = {
     "bytes_stored": "global bytes stored",
     "shared_bytes_loaded": "bytes read from shared memory, ldmatrix included",
     "shared_bytes_stored": "bytes written to shared memory, cp.async included",
-    "mma": "mma.sync instructions",
+    "mma": "mma.sync and wgmma instructions",
     "shuffles": "shuffles and votes",
 }
 

@@ -52,6 +52,7 @@ class Counters:
     bytes_loaded: int = _counter("global bytes read: loads, cp.async, bulk copies; zero-filled ones excluded")
     bytes_stored: int = _counter("global bytes written by stores")
     bytes_async: int = _counter("the part of bytes_loaded that came through cp.async or bulk copies")
+    wgmma: int = _counter("wgmma instructions, one a warpgroup")
 
     def __add__(self, other: Counters) -> Counters:
         return Counters(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))

@@ -1,6 +1,6 @@
 // block: which thread runs next, block-wide and named barriers, exits, deadlocks.
 #pragma once
-#include "watch.h"
+#include "warpgroup.h"
 
 namespace simt {
 
@@ -57,6 +57,7 @@ SIMT_COLD void say_waits(const Block& block) {
     say_mbarrier_waits(block, warp);
     say_cluster_waits(block, warp);
   }
+  say_warpgroups(block);
 }
 
 [[noreturn]] SIMT_COLD void report_deadlock() {
@@ -205,6 +206,8 @@ inline void named_barrier_arrive(int id, int threads, Site site = Site::here()) 
   if (me->copies.count)  // in late mode; on a GPU they may land where something else has come to lie
     fail(me->copies.items[0].site,
          "cp.async issued here was never waited for: commit its group, and wait before the thread ends");
+  if (block.warpgroups) [[unlikely]]
+    leave_warpgroup();
   warp->ready &= ~me->slot_bit;
   warp->live &= ~(1u << me->lane);
   --block.live;

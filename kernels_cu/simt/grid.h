@@ -44,6 +44,7 @@ inline void set_up_block(Block& block, uint64_t linear) {
   if (block.shadow) clear_shadow(*block.shadow);
   if (block.async) clear_async(*block.async);
   if (block.clocks && !block.rank) start_clocks(*block.clocks);
+  start_warpgroups(block);
   Order order = Order(launch.order);
   uint64_t seed = launch.seed * 0x2545f4914f6cdd1dull + linear;
   uint32_t ids[MAX_WARPS], lanes[LANES];
@@ -201,6 +202,7 @@ inline void free_blocks() {
     if (!block.rank) free_clocks(block.clocks);
     free_async(block.async), free_cluster(block);
     free_shadow(block.shadow), free_held(block.held), free_traffic(block.traffic);
+    free_warpgroups(block.warpgroups);
     for (int w = 0; w < block.warps; ++w)
       for (Fiber& fiber : block.warp[w].slots) free(fiber.copies.items), free(fiber.copies.group_ends);
   }

@@ -1,4 +1,4 @@
-// mma: ldmatrix and mma.sync.m16n8k16, with the fragment layouts of the PTX manual.
+// mma: ldmatrix, stmatrix and mma.sync.m16n8k16, with the fragment layouts of the PTX manual.
 //
 // Fragments are deposited in the warp's MmaBuffer where the product wants them. A lane's slots are written by
 // that lane and by the last lane of the call alone, so the buffer is free again as soon as every lane has
@@ -64,6 +64,30 @@ SIMT_INLINE void ldmatrix(uint32_t* r, int count, bool trans, const void* s_row,
   }
   meet(ALL, Access::ldmatrix, nullptr, [&](void**, uint32_t) { ldmatrix_all(buffer, count, trans); }, site);
   for (int i = 0; i < count; ++i) r[i] = buffer.matrix[i][lane];
+}
+
+// ---- stmatrix
+
+__attribute__((noinline)) inline void stmatrix_all(MmaBuffer& buffer, int count, bool trans) {
+  for (int i = 0; i < count; ++i) {
+    Half8 m[8];
+    memcpy(m, buffer.matrix[i], sizeof m);
+    if (trans) transpose(m);
+    for (int r = 0; r < 8; ++r) memcpy(const_cast<char*>(buffer.row[i * 8 + r]), m + r, 16);
+  }
+}
+
+/// ldmatrix the other way: from registers to shared memory.
+SIMT_INLINE void stmatrix(const uint32_t* r, int count, bool trans, void* s_row, Site site = Site::here()) {
+  int lane = current->lane;
+  MmaBuffer& buffer = current->warp->mma;
+  if (lane < 8 * count) {
+    buffer.row[lane] = translate_shared(s_row, 16, 16, Touch::write, site);
+    if (machine.watched) [[unlikely]]
+      watch_shared(shared_offset(s_row), 16, Touch::write, Access::stmatrix, site);
+  }
+  for (int i = 0; i < count; ++i) buffer.matrix[i][lane] = r[i];
+  meet(ALL, Access::stmatrix, nullptr, [&](void**, uint32_t) { stmatrix_all(buffer, count, trans); }, site);
 }
 
 // ---- mma.sync

@@ -96,7 +96,7 @@ struct Launch {
 
 /// What a launch did. The counters are those of cuattn.machine.Counters, in its order.
 struct Counters {
-  uint64_t launches, blocks, barriers, collectives, atomics, mma, bytes_loaded, bytes_stored, bytes_async;
+  uint64_t launches, blocks, barriers, collectives, atomics, mma, bytes_loaded, bytes_stored, bytes_async, wgmma;
 };
 struct Report {
   Counters counters;
@@ -186,6 +186,7 @@ struct Barrier {
   uint32_t waiting_slots[MAX_WARPS];
 };
 
+struct Warpgroups;
 struct Clocks;
 struct Async;
 struct ClusterBarrier;
@@ -203,6 +204,7 @@ struct Block {
   int rank;                 // in its cluster
   Async* async;             // its mbarriers and bulk copies; null until it has one
   ClusterBarrier* cluster;  // one of all blocks of a cluster; null without clusters
+  Warpgroups* warpgroups;  // null until one is used as such
   // What watching needs; null where nobody asked for it.
   Clocks* clocks;  // one of all blocks of a cluster
   Shadow* shadow;

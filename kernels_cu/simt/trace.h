@@ -187,7 +187,8 @@ SIMT_COLD void trace_lane(Site site, Access access, uint64_t address, int bytes)
   if (access == Access::global_copy) step.bytes_copied += bytes;
   if (access == Access::global_store) step.bytes_stored += bytes;
   if (access == Access::shared_load || access == Access::ldmatrix) step.shared_loaded += bytes;
-  if (access == Access::shared_store || access == Access::shared_copy) step.shared_stored += bytes;
+  if (access == Access::shared_store || access == Access::stmatrix || access == Access::shared_copy)
+    step.shared_stored += bytes;
 }
 
 /// A bulk copy: the bytes and sectors of its global side, and the shared memory of its other.
@@ -208,7 +209,7 @@ SIMT_COLD void trace_bulk(Site site, Access access, uint64_t bytes, uint64_t sec
 /// Lanes of a warp have met in a call.
 SIMT_COLD void trace_meeting(Warp& warp, Site site, Access access, uint32_t lanes) {
   if (!(warp.live & ~lanes)) close_instructions(warp);
-  if (access == Access::ldmatrix) return;  // its addresses came lane by lane
+  if (access == Access::ldmatrix || access == Access::stmatrix) return;  // addresses came lane by lane
   int index = find_site(site, access);
   if (index < 0) return;
   SiteRow& row = machine.launch.trace->sites[index];

@@ -1,0 +1,103 @@
+// warpgroup_calls: calls in which the 128 threads of a warpgroup meet, setmaxnreg among them; and elect.
+#pragma once
+#include "warp.h"
+
+namespace simt {
+
+/// The running thread's warpgroup, which must be whole.
+SIMT_INLINE Warpgroup& own_warpgroup(const char* call, Site site) {
+  Block& block = *machine.block;
+  int g = thread_number() / WARPGROUP;
+  if ((g + 1) * WARPGROUP > block.threads) [[unlikely]]
+    fail(site, "%s by warp %d, but the block's %d threads hold only part of its warpgroup, warps %d to %d", call,
+         current->warp->id, block.threads, 4 * g, 4 * g + 3);
+  if (!block.warpgroups) [[unlikely]] {
+    block.warpgroups = static_cast<Warpgroups*>(zeroed(sizeof(Warpgroups)));
+    start_warpgroups(block);
+  }
+  return block.warpgroups->group[g];
+}
+
+/// The running thread waits with those that have come before.
+SIMT_INLINE void sleep_in(WarpgroupMeeting& m) {
+  Warp* warp = current->warp;
+  m.warp[warp->id % 4] = warp;
+  m.waiting_slots[warp->id % 4] |= current->slot_bit;
+  warp->ready &= ~current->slot_bit;
+  wait();
+}
+inline void wake(WarpgroupMeeting& m) {
+  for (int i = 0; i < 4; ++i) {
+    if (m.waiting_slots[i]) m.warp[i]->ready |= m.waiting_slots[i];
+    m.waiting_slots[i] = 0;
+  }
+  m.arrived = 0;
+}
+/// Comes to a meeting of the warpgroup; true for the last.
+SIMT_INLINE bool come_to(WarpgroupMeeting& m, Access kind, int value, Site site) {
+  if (m.arrived && (m.kind != kind || m.value != value || !(m.site == site))) [[unlikely]]
+    fail(site, "divergent warpgroup: %s is reached while %d of its threads wait in %s at %s:%d", warpgroup_call(kind),
+         m.arrived, warpgroup_call(m.kind), m.site.name(), m.site.line);
+  m.kind = kind, m.value = value, m.site = site;
+  return ++m.arrived == WARPGROUP;
+}
+/// All threads of the warpgroup meet; the last runs op().
+template <class Op> SIMT_INLINE void meet_warpgroup(Warpgroup& w, Access kind, int value, Op op, Site site) {
+  WarpgroupMeeting& m = w.meeting;
+  if (!come_to(m, kind, value, site)) return sleep_in(m);
+  op();
+  wake(m);
+}
+
+// ---- setmaxnreg
+
+/// Gives registers to the warpgroups that wait for some.
+SIMT_COLD void grant_registers(Block& block) {
+  Warpgroups& all = *block.warpgroups;
+  for (Warpgroup& w : all.group) {
+    int more = (w.wants - w.registers) * WARPGROUP;
+    if (!w.wants || more > all.free_registers) continue;
+    all.free_registers -= more;
+    w.registers = w.wants, w.wants = 0;
+    wake(w.meeting);
+  }
+}
+
+/// setmaxnreg.inc (`more`) or .dec: from here on a thread of the warpgroup has `count` registers. An increase waits
+/// until the block has enough of them left.
+SIMT_COLD void setmaxnreg(int count, bool more, Site site = Site::here()) {
+  const char* call = more ? "setmaxnreg.inc" : "setmaxnreg.dec";
+  if (machine.watched) watch_call(Access::setmaxnreg, site);
+  if (count < 24 || count > 256 || count % 8)
+    fail(site, "%s to %d registers: expected a multiple of 8 from 24 to 256", call, count);
+  Warpgroup& w = own_warpgroup(call, site);
+  Block& block = *machine.block;
+  if (more ? count < w.registers : count > w.registers)
+    fail(site, "%s to %d registers, but a thread of warpgroup %d has %d", call, count, thread_number() / WARPGROUP,
+         w.registers);
+  if (come_to(w.meeting, Access::setmaxnreg, count, site)) {
+    if (more) {
+      w.wants = count;
+    } else {
+      block.warpgroups->free_registers += (w.registers - count) * WARPGROUP;
+      w.registers = count;
+      wake(w.meeting);
+    }
+    grant_registers(block);
+    if (!w.wants) return;
+  }
+  sleep_in(w.meeting);
+}
+
+// ---- elect
+
+/// True in one lane of the warp, in every call the same. NOTE: which one, is the hardware's affair, so it differs
+/// between orders of threads here.
+SIMT_INLINE bool elect_one(Site site = Site::here()) {
+  meet(ALL, Access::vote, nullptr, [](void**, uint32_t) { ++machine.counters.collectives; }, site);
+  Order order = Order(machine.launch.order);
+  int leader = order == Order::forward ? 0 : order == Order::reverse ? LANES - 1 : int(machine.launch.seed * 7 + 5);
+  return current->lane == leader % LANES;
+}
+
+}  // namespace simt

@@ -1,0 +1,313 @@
+// wgmma: products of a warpgroup, whose operands lie in shared memory and whose accumulators are its registers.
+//
+// A thread leaves its part of a wgmma and goes on; the 128th makes it complete. From then on the tensor cores own
+// the accumulators, whose place in the threads holds poison, and read shared memory by the async proxy: late, when
+// the warpgroup waits, or eagerly, at once. So a missing wait shows as NaN, a stage that is filled too early as other
+// numbers, and registers that change in between are found at the wait. Threads of a warpgroup must make the same
+// calls in the same order; whoever comes first says what the others must bring.
+#pragma once
+#include "operand.h"
+#include "warpgroup_calls.h"
+
+namespace simt {
+
+// NOTE: a signalling NaN, so that arithmetic on it leaves another one.
+constexpr uint32_t UNDER_WAY = 0x7fa5a5a5u;
+
+[[noreturn]] SIMT_COLD void fail_divergent(const Wgmma& op, const WgmmaCall& call, Site site) {
+  const uint3& t = op.first;
+  const char* what = !(op.site == site)                                  ? "call site"
+                     : op.call.b != call.b                               ? "descriptor of B"
+                     : op.call.a != call.a                               ? "descriptor of A"
+                     : op.call.accumulate != call.accumulate             ? "choice to accumulate"
+                                                                         : "shape";
+  fail(site, "divergent wgmma: thread (%u,%u,%u) of the warpgroup is at %s:%d in the same one, with another %s", t.x,
+       t.y, t.z, op.site.name(), op.site.line, what);
+}
+
+/// The place for a new wgmma.
+SIMT_COLD Wgmma& open_op(Warpgroup& w, const WgmmaCall& call, Site site) {
+  Wgmma& op = op_number(w, w.opened);
+  if (w.opened >= uint32_t(Warpgroup::OPS) && op.returned != WARPGROUP)
+    fail(site, "more than %d wgmmas that their warpgroup has not waited for", Warpgroup::OPS);
+  ++w.opened;
+  op.call = call, op.site = site, op.arrived = op.returned = 0, op.flight = -1, op.knowing = false, op.first = current->thread_idx;
+  int depth = depth_of(Element(call.element));
+  if (call.n < 8 || call.n > WGMMA_MAX_N || call.n % 8)
+    fail(site, "wgmma of m64n%dk%d: expected n a multiple of 8 up to 256", call.n, depth);
+  if (!call.a_in_registers) checked_operand(call.a, 8, call.a_mn_major, "A", site);
+  checked_operand(call.b, call.n / 8, call.b_mn_major, "B", site);
+  if (call.a_in_registers && !op.a) {
+    op.a = static_cast<uint32_t(*)[4]>(zeroed(WARPGROUP * sizeof *op.a));
+    op.a_at = static_cast<const uint32_t**>(zeroed(WARPGROUP * sizeof *op.a_at));
+  }
+  memset(op.in_warp, 0, sizeof op.in_warp);
+  return op;
+}
+
+/// Whether the last fence named these registers and they hold what they held then.
+inline bool fenced_as_they_are(const WgmmaThread& me, const void* at, size_t bytes) {
+  const char *from = static_cast<const char*>(at), *held = me.held;
+  for (int i = 0; i < me.named_count; held += me.named[i++].bytes) {
+    size_t offset = size_t(from - static_cast<const char*>(me.named[i].at));
+    if (offset + bytes <= me.named[i].bytes && offset < me.named[i].bytes)
+      return !memcmp(held + offset, at, bytes);
+  }
+  return false;
+}
+[[noreturn]] SIMT_COLD void fail_unfenced(const WgmmaThread& me, const char* which, Site site) {
+  if (me.fenced)
+    fail(site, "wgmma takes %s that changed since the wgmma_fence at %s:%d, or that it does not name", which,
+         me.fence.name(), me.fence.line);
+  if (me.wait.line)
+    fail(site, "wgmma without a wgmma_fence since the wgmma_wait at %s:%d, after which its registers are free to use",
+         me.wait.name(), me.wait.line);
+  fail(site, "wgmma without a wgmma_fence before it");
+}
+
+// ---- accumulators: two rows of a plane for each thread
+
+struct OwnRows {
+  float* row[2];
+  OwnRows(Flight& f) {
+    int i = thread_number() % WARPGROUP, lane = i % LANES, stride = plane_stride(f.n);
+    float* plane = f.sums + lane % 4 * WGMMA_M * stride;
+    row[0] = plane + (i / LANES * 16 + lane / 4) * stride, row[1] = row[0] + 8 * stride;
+  }
+};
+inline void take_sums(Flight& f, const float* d) {
+  OwnRows to(f);
+  for (int t = 0; t < f.n / 8; ++t)
+    for (int half = 0; half < 2; ++half) memcpy(to.row[half] + 2 * t, d + 4 * t + 2 * half, 8);
+}
+inline void give_sums(Flight& f, float* d) {
+  OwnRows from(f);
+  for (int t = 0; t < f.n / 8; ++t)
+    for (int half = 0; half < 2; ++half) memcpy(d + 4 * t + 2 * half, from.row[half] + 2 * t, 8);
+}
+inline void hide_sums(float* d, int n) {
+  for (int i = 0; i < n / 2; ++i) memcpy(d + i, &UNDER_WAY, 4);
+}
+inline bool sums_are_hidden(const float* d, int n) {
+  uint32_t other = 0;
+  for (int i = 0; i < n / 2; ++i) {
+    uint32_t word;
+    memcpy(&word, d + i, 4);
+    other |= word ^ UNDER_WAY;
+  }
+  return !other;
+}
+
+/// Finds the flight that the accumulators are in, or opens one; returns its number.
+SIMT_COLD int find_flight(Warpgroup& w, int n, const float* d, bool& chained, Site site) {
+  int unused = -1, me = thread_number() % WARPGROUP;
+  chained = false;
+  for (int i = Warpgroup::FLIGHTS; i-- > 0;) {
+    Flight& f = w.flight[i];
+    if (!f.used)
+      unused = i;
+    else if (f.d[me] == d && f.last >= own_part(w).returned) {
+      const Wgmma& before = op_number(w, f.last);
+      if (f.n != n)
+        fail(site, "wgmma of m64n%d on accumulators of the m64n%d at %s:%d, which is under way: wait for it first", n,
+             f.n, before.site.name(), before.site.line);
+      chained = true;
+      return i;
+    }
+  }
+  if (unused < 0) fail(site, "more than %d sets of accumulators under way in a warpgroup", Warpgroup::FLIGHTS);
+  Flight& f = w.flight[unused];
+  if (!f.sums) f.sums = static_cast<float*>(zeroed(4 * WGMMA_M * plane_stride(WGMMA_MAX_N) * sizeof(float)));
+  f.used = true, f.n = n, f.returned = 0, f.last = ~0u;
+  return unused;
+}
+
+// ---- what the tensor cores do
+
+SIMT_COLD void compute(Warpgroup& w, Wgmma& op) {
+  static TensorBuffer buffer;
+  const WgmmaCall& call = op.call;
+  Flight& f = w.flight[op.flight];
+  Element element = Element(call.element);
+  if (call.a_in_registers) {
+    for (int t = 0; t < WARPGROUP; ++t)
+      for (int i = 0; i < 4; ++i)
+        memcpy(buffer.raw_a[t / LANES * 16 + t % LANES / 4 + i % 2 * 8] + i / 2 * 16 + t % 4 * 4, &op.a[t][i], 4);
+  } else {
+    load_operand_a(buffer, checked_operand(call.a, 8, call.a_mn_major, "A", op.site));
+  }
+  load_operand_b(buffer, checked_operand(call.b, call.n / 8, call.b_mn_major, "B", op.site),
+                 element == Element::e4m3);
+  if (!call.accumulate) memset(f.sums, 0, 4 * WGMMA_M * plane_stride(f.n) * sizeof(float));
+  wgmma_function(f.sums, buffer, f.n, element);
+}
+
+/// The last of 128 threads has brought its part of wgmma `number`.
+SIMT_COLD void watch_wgmma(Warpgroup& w, Wgmma& op, uint32_t number) {
+  Block& block = *machine.block;
+  SiteRow* row = nullptr;
+  if (traced()) {
+    if (int i = find_site(op.site, Access::wgmma); i >= 0) row = machine.launch.trace->sites + i;
+    for (int i = 0; i < block.warps; ++i)
+      if (block.warp[i].id / 4 == current->warp->id / 4) ++warp_traffic(block.warp[i]).step.mma;
+    if (row) row->instructions += 4, row->lanes += WARPGROUP;
+  }
+  Known known{};
+  int me = clock_number();
+  if (block.shadow) {
+    if (w.counter < 0) w.counter = new_counter(*block.clocks, uint32_t(thread_number() / WARPGROUP));
+    known = block.clocks->row[me];
+    block.clocks->row[me] = {op.epoch, op.known};
+  }
+  auto read = [&](uint64_t descriptor, int lines, bool mn_major, const char* which) {
+    Operand o = checked_operand(descriptor, lines, mn_major, which, op.site);
+    for_operand(o, [&](uint64_t at) {
+      if (block.shadow) touch_counted(block, at, 16, Touch::wgmma_read, op.site, w.counter, number + 1);
+      if (!row) return;
+      row->bytes += 16;
+      if (at < row->first) row->first = at;
+      if (at + 16 > row->end) row->end = at + 16;
+    });
+    if (!row) return;
+    int passes = operand_passes(o);
+    row->wavefronts += passes, row->conflicts += passes - o.rows() * o.chunks() / 8;
+  };
+  if (!op.call.a_in_registers) read(op.call.a, 8, op.call.a_mn_major, "A");
+  read(op.call.b, op.call.n / 8, op.call.b_mn_major, "B");
+  if (block.shadow) block.clocks->row[me] = known;
+}
+
+/// What a warp knows as it comes to a wgmma; all four must know of a write that the tensor cores read.
+/// NOTE: the last of its lanes speaks for the warp.
+SIMT_COLD void know_for_warp(Wgmma& op) {
+  Clocks& c = *machine.block->clocks;
+  int me = clock_number();
+  if (!op.known) op.known = static_cast<uint32_t*>(zeroed(most_entries(c) * sizeof(uint32_t)));
+  const Known& row = c.row[me];
+  bool nothing = !row.clock || row.epoch != c.epoch, first = op.epoch != c.epoch || !op.knowing;
+  for (int i = 0; i < c.width; ++i) {
+    uint32_t clock = nothing ? 0 : row.clock[i];
+    if (i == me) clock = c.own[me];
+    if (first || clock < op.known[i]) op.known[i] = clock;
+  }
+  op.epoch = c.epoch, op.knowing = true;
+}
+
+// ---- the calls
+
+/// wgmma.mma_async: d (64 × n, of which a thread holds n / 2) += or = a b.
+inline void wgmma(const WgmmaCall& call, float* d, const uint32_t* a, Site site) {
+  Warpgroup& w = own_warpgroup("wgmma", site);
+  WgmmaThread& me = own_part(w);
+  int thread = thread_number() % WARPGROUP;
+  uint32_t number = me.issued++;
+  bool first = number == w.opened;
+  Wgmma& op = first ? open_op(w, call, site) : op_number(w, number);
+  if (!first && (!(op.call == call) || !(op.site == site))) [[unlikely]]
+    fail_divergent(op, call, site);
+  if (first) op.flight = find_flight(w, call.n, d, op.chained, site);
+  Flight& f = w.flight[op.flight];
+  if (first) f.last = number;
+  if (op.chained) {
+    if (f.d[thread] != d) [[unlikely]]
+      fail(site, "divergent wgmma: its accumulators are under way in thread (%u,%u,%u) and others are in this one",
+           op.first.x, op.first.y, op.first.z);
+  } else {
+    if (!me.fenced || (call.accumulate && !fenced_as_they_are(me, d, call.n * 2))) [[unlikely]]
+      fail_unfenced(me, "accumulators", site);
+    f.d[thread] = d;
+    if (call.accumulate) take_sums(f, d);
+    if (machine.launch.copies_late) hide_sums(d, call.n);
+  }
+  if (call.a_in_registers) {
+    if (!fenced_as_they_are(me, a, 16)) [[unlikely]]
+      fail_unfenced(me, "fragments of A", site);
+    memcpy(op.a[thread], a, 16);
+    op.a_at[thread] = a;
+  }
+  if (machine.launch.races && ++op.in_warp[thread / LANES] == LANES) [[unlikely]]
+    know_for_warp(op);
+  bool complete = ++op.arrived == WARPGROUP;
+  if (complete) {
+    ++machine.counters.wgmma;
+    if (machine.watched) [[unlikely]]
+      watch_wgmma(w, op, number);
+  }
+  if (machine.launch.copies_late) return;
+  meet_warpgroup(w, Access::wgmma, 0, [&] { compute(w, op), w.completed = number + 1; }, site);
+  give_sums(f, d);
+}
+
+/// wgmma.fence: what the named registers hold now is what wgmma may take.
+inline void wgmma_fence(const Registers* registers, int count, Site site = Site::here()) {
+  if (machine.watched) [[unlikely]]
+    watch_call(Access::wgmma_fence, site);
+  WgmmaThread& me = own_part(own_warpgroup("wgmma_fence", site));
+  constexpr int MOST = sizeof me.named / sizeof *me.named;
+  if (count > MOST) fail(site, "wgmma_fence of %d things: expected at most %d", count, MOST);
+  me.fenced = true, me.fence = site, me.named_count = count, me.held_bytes = 0;
+  for (int i = 0; i < count; ++i) {
+    me.named[i] = registers[i];
+    size_t end = me.held_bytes + registers[i].bytes;
+    if (end > me.held_capacity) {
+      me.held = static_cast<char*>(realloc(me.held, me.held_capacity = 2 * end));
+      if (!me.held) abort();
+    }
+    memcpy(me.held + me.held_bytes, registers[i].at, registers[i].bytes);
+    me.held_bytes = end;
+  }
+}
+
+/// wgmma.commit_group: closes the group of wgmmas since the last commit.
+inline void wgmma_commit(Site site = Site::here()) {
+  if (machine.watched) [[unlikely]]
+    watch_call(Access::wgmma_commit, site);
+  Warpgroup& w = own_warpgroup("wgmma_commit", site);
+  WgmmaThread& me = own_part(w);
+  uint32_t group = me.committed++;
+  if (group == w.groups) {
+    grow(w.group_end, int(w.groups), w.group_capacity, 64);
+    w.group_end[w.groups++] = me.issued;
+  } else if (w.group_end[group] != me.issued) {
+    fail(site, "divergent wgmma_commit: %u wgmmas precede it here, and %u in other threads of the warpgroup",
+         me.issued, w.group_end[group]);
+  }
+}
+
+/// A thread takes what a wgmma that is over gives it.
+inline void take_back(Warpgroup& w, uint32_t number) {
+  Wgmma& op = op_number(w, number);
+  int me = thread_number() % WARPGROUP;
+  Flight& f = w.flight[op.flight];
+  if (op.call.a_in_registers && memcmp(op.a[me], op.a_at[me], 16)) [[unlikely]]
+    fail(op.site, "the fragments of A of this wgmma changed before its wait: keep them as they are until then");
+  if (f.last == number) {
+    bool late = machine.launch.copies_late;
+    if (late && !sums_are_hidden(f.d[me], f.n)) [[unlikely]]
+      fail(op.site, "the accumulators of this wgmma were written before its wait");
+    if (late) give_sums(f, f.d[me]);
+    if (++f.returned == WARPGROUP) f.used = false;
+  }
+  ++op.returned;
+}
+
+/// wgmma.wait_group: until at most `allow` groups are under way.
+inline void wgmma_wait(int allow, Site site = Site::here()) {
+  if (machine.watched) [[unlikely]]
+    watch_call(Access::wgmma_wait, site);
+  Warpgroup& w = own_warpgroup("wgmma_wait", site);
+  WgmmaThread& me = own_part(w);
+  int done = int(me.committed) - allow;
+  if (done <= 0) return;
+  uint32_t end = w.group_end[done - 1];
+  if (end <= me.returned) return;
+  if (w.completed < end)
+    meet_warpgroup(w, Access::wgmma_wait, allow, [&] {
+      for (; w.completed < end; ++w.completed) compute(w, op_number(w, w.completed));
+    }, site);
+  while (me.returned < end) take_back(w, me.returned), ++me.returned;
+  me.fenced = false, me.wait = site;
+  if (machine.launch.races) learn_count(*machine.block->clocks, clock_number(), w.counter, end);
+}
+
+}  // namespace simt
