@@ -1,7 +1,7 @@
 """Writes the shapes of wgmma into `kernels_cu/prim/wgmma.cuh`: python -m cuattn.wgmma_shapes.
 
-PTX names each of a product's up to 128 accumulators, so every width is a text of its own. They stand between two
-marks of the header; what is around them is written by hand.
+PTX names each of a product's up to 128 accumulators, so every width is a text of its own. They stand between
+two marks of the header; what is around them is written by hand.
 """
 from __future__ import annotations
 
@@ -11,38 +11,15 @@ from cuattn.paths import KERNELS
 SHAPES = (8, 16, 24, 32, 40, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240, 256)
 HEADER = KERNELS / "prim" / "wgmma.cuh"
 BEGIN, END = "// <shapes>: written by `python -m cuattn.wgmma_shapes`\n", "// </shapes>\n"
-LINE = 110
-
-
-def _joined(indent: str, items: list[str]) -> list[str]:
-    """Items separated by commas, in lines that end in a backslash where another follows."""
-    lines, line = [], indent
-    for i, item in enumerate(items):
-        text = item + ("" if i == len(items) - 1 else ", ")
-        if len(line + text) > LINE - 4:
-            lines.append(line.rstrip() + " \\")
-            line = indent
-        line += text
-    return [*lines, line]
 
 
 def _registers() -> list[str]:
-    """REGISTERS_n: the numbers of a shape's accumulators as text, each shape's behind those of the one before."""
+    """REGISTERS_n: the numbers of a shape's accumulators as text, those of the shape before in front."""
     lines, before = [], 0
     for n in SHAPES:
-        more = ", ".join(f"%{i}" for i in range(before // 2, n // 2))
-        text = f"#define REGISTERS_{n} " + (f"REGISTERS_{before} " if before else "")
-        chunk, first = [], bool(before)
-        for number in more.split(", "):
-            chunk.append((", " if first else "") + number)
-            first = True
-        line = text + '"'
-        for part in chunk:
-            if len(line + part) > LINE - 4:
-                lines.append(line + '" \\')
-                line = '  "'
-            line += part
-        lines.append(line + '"')
+        names = ", ".join(f"%{i}" for i in range(before // 2, n // 2))
+        lines.append(f'#define REGISTERS_{n} REGISTERS_{before} ", {names}"' if before else
+                     f'#define REGISTERS_{n} "{names}"')
         before = n
     return lines
 
@@ -59,7 +36,8 @@ def _operands(tiles: int) -> list[str]:
 
 def shapes() -> str:
     """The text between the marks."""
-    lines = ['#define D1(i) "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])']
+    lines = ["// clang-format off",
+             '#define D1(i) "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])']
     lines += [f"#define D{n}(i) D{n // 2}(i), D{n // 2}(i + {n // 2})" for n in (2, 4, 8, 16)]
     lines += _registers()
     for n in SHAPES:
@@ -69,6 +47,7 @@ def shapes() -> str:
         lines.append(f"WGMMA_SHAPE({n}, REGISTERS_{n}, OPERANDS_{n}, {numbers});")
     lines += [f"#undef D{n}" for n in (1, 2, 4, 8, 16)]
     lines += [f"#undef {name}_{n}" for n in SHAPES for name in ("REGISTERS", "OPERANDS")]
+    lines.append("// clang-format on")
     return "\n".join(lines) + "\n"
 
 

@@ -1,15 +1,16 @@
-// stmatrix: what ldmatrix does, the other way (sm_90): 8 × 8 matrices of 16-bit elements from a warp's registers to
-// shared memory. Lane l gives the address of row l % 8 of matrix l / 8, and holds elements 2·(l%4) and the next of
-// row l/4 of each; transposed, of column l/4.
+// stmatrix: what ldmatrix does, the other way (sm_90): 8 × 8 matrices of 16-bit elements from a warp's
+// registers to shared memory. Lane l gives the address of row l % 8 of matrix l / 8, and holds elements
+// 2·(l%4) and the next of row l/4 of each; transposed, of column l/4.
 #pragma once
 #include "prim/smem.cuh"
 
 #if defined(CUATTN_SIMT)
 #define STMATRIX(count, trans, text, operands, ...) simt::stmatrix(r, count, trans, s_row AT_SITE)
 #else
-#define STMATRIX(count, trans, text, operands, ...)                                                              \
-  asm volatile("stmatrix.sync.aligned.m8n8." text ".shared.b16 [%0], " operands ";" ::"r"(shared_address(s_row)), \
-               __VA_ARGS__                                                                                       \
+#define STMATRIX(count, trans, text, operands, ...)                             \
+  asm volatile("stmatrix.sync.aligned.m8n8." text ".shared.b16 [%0], " operands \
+               ";" ::"r"(shared_address(s_row)),                                \
+               __VA_ARGS__                                                      \
                : "memory")
 #endif
 

@@ -1,4 +1,5 @@
-// warpgroup: four neighbouring warps, which issue wgmma together, and what they may do to their registers (sm_90).
+// warpgroup: four neighbouring warps, which issue wgmma together, and what they may do to their registers
+// (sm_90).
 #pragma once
 #include "prim/warp.cuh"
 #if defined(CUATTN_SIMT)
@@ -10,8 +11,8 @@ constexpr int WARPGROUP = 128;
 DEVICE int warpgroup_id() { return int(threadIdx.x) / WARPGROUP; }
 DEVICE int warp_in_group() { return int(threadIdx.x) / WARP % 4; }
 
-/// True in one lane of the warp, all of whose lanes call it; in each call in the same one, whichever that is. PTX
-/// elect.sync.
+/// True in one lane of the warp, all of whose lanes call it; in each call in the same one, whichever that is.
+/// PTX elect.sync.
 DEVICE bool elect_one(SITE_ONLY) {
 #if defined(CUATTN_SIMT)
   return simt::elect_one(ONLY_AT_SITE);
@@ -22,8 +23,8 @@ DEVICE bool elect_one(SITE_ONLY) {
 #endif
 }
 
-/// Gives registers back: from here on a thread has COUNT, a multiple of 8 from 24 to 256. All warps of the warpgroup
-/// call it. PTX setmaxnreg.dec.
+/// Gives registers back: from here on a thread has COUNT, a multiple of 8 from 24 to 256. All warps of the
+/// warpgroup call it. PTX setmaxnreg.dec.
 template <int COUNT> DEVICE void setmaxnreg_dec(SITE_ONLY) {
 #if defined(CUATTN_SIMT)
   simt::setmaxnreg(COUNT, false AT_SITE);

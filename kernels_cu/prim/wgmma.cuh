@@ -1,18 +1,19 @@
-// wgmma: products of a warpgroup (sm_90a), m64nNk16 of 16-bit numbers and m64nNk32 of e4m3, accumulated in float32.
+// wgmma: products of a warpgroup (sm_90a), m64nNk16 of 16-bit numbers and m64nNk32 of e4m3, accumulated in
+// float32.
 //
-// B lies in shared memory, A there too or in registers; descriptors (wgmma_desc.cuh) say where. A product runs by
-// itself from its issue until its warpgroup has waited for its group. In between nobody touches its accumulators and
-// fragments of A, nor overwrites what it reads; and what ordinary stores have put there, fence_proxy_async has made
-// visible before. Four calls make a product:
+// B lies in shared memory, A there too or in registers; descriptors (wgmma_desc.cuh) say where. A product
+// runs by itself from its issue until its warpgroup has waited for its group. In between nobody touches its
+// accumulators and fragments of A, nor overwrites what it reads; and what ordinary stores have put there,
+// fence_proxy_async has made visible before. Four calls make a product:
 //
 //   wgmma_fence(acc, a);                       // the registers are as wgmma shall find them
 //   wgmma<T>(acc.tile[0], …); …                // several, along k
 //   wgmma_commit();                            // they are a group
 //   wgmma_wait<0>(acc, a);                     // the registers are free again
 //
-// All 128 threads make the same calls. Element e of accumulator tile n of a lane sits at row 16·warp + lane/4 +
-// 8·(e/2), column 8·n + 2·(lane%4) + e%2: what mma.cuh has for a warp, so that what works on its accumulators (acc,
-// softmax, mask, tile) works on these.
+// All 128 threads make the same calls. Element e of accumulator tile n of a lane sits at row 16·warp + lane/4
+// + 8·(e/2), column 8·n + 2·(lane%4) + e%2: what mma.cuh has for a warp, so that what works on its
+// accumulators (acc, softmax, mask, tile) works on these.
 #pragma once
 #include "prim/mma.cuh"
 #include "prim/proxy.cuh"
@@ -43,8 +44,8 @@ template <int ROWS_, int COLS_> struct WarpgroupAccumulator {
 #pragma unroll
       for (int n = 0; n < N_TILES; ++n) tile[m][n][0] = tile[m][n][1] = tile[m][n][2] = tile[m][n][3] = 0.f;
   }
-  /// Row (inside the warpgroup's rows) of this lane's `half` (0, 1) of tile row m; column of element e of tile
-  /// column n.
+  /// Row (inside the warpgroup's rows) of this lane's `half` (0, 1) of tile row m; column of element e of
+  /// tile column n.
   static METHOD int row(int m, int half) {
     return m * WGMMA_ROWS + warp_in_group() * MMA_M + half * 8 + lane_id() / 4;
   }
@@ -64,15 +65,16 @@ template <int ROWS_, int COLS_> struct WarpgroupFragments {
       for (int k = 0; k < STEPS; ++k)
 #pragma unroll
         for (int i = 0; i < 4; ++i)
-          step[m][k][i] = pack2<T>(acc.tile[m][2 * k + i / 2][i % 2 * 2], acc.tile[m][2 * k + i / 2][i % 2 * 2 + 1]);
+          step[m][k][i] =
+              pack2<T>(acc.tile[m][2 * k + i / 2][i % 2 * 2], acc.tile[m][2 * k + i / 2][i % 2 * 2 + 1]);
   }
 };
 
 // ---- registers that a fence or a wait names
 
 #if !defined(CUATTN_SIMT)
-// NOTE: the compiler knows nothing of registers that change by themselves. As operands of an empty statement between
-// volatile ones they are read, written and kept on the right side of it.
+// NOTE: the compiler knows nothing of registers that change by themselves. As operands of an empty statement
+// between volatile ones they are read, written and kept on the right side of it.
 DEVICE void hold(float& x) { asm volatile("" : "+f"(x)::"memory"); }
 DEVICE void hold(uint32_t& x) { asm volatile("" : "+r"(x)::"memory"); }
 template <class T, int N> DEVICE void hold(T (&x)[N]) {
@@ -149,36 +151,39 @@ template <int PENDING> DEVICE void wgmma_wait(SITE_ONLY) {
 template <int N> struct WgmmaShape {
   static_assert(N < 0, "no wgmma of this width: add it to SHAPES in cuattn/wgmma_shapes.py");
 };
-#define WGMMA(shape, types, sums, a, b, add, rest, ...)                                                        \
-  asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, " add ", 0;\nwgmma.mma_async.sync.aligned.m64n" shape     \
+#define WGMMA(shape, types, sums, a, b, add, rest, ...)                                                    \
+  asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, " add ", 0;\nwgmma.mma_async.sync.aligned.m64n" shape \
                ".f32." types " {" sums "}, " a ", " b ", add, 1, 1" rest ";\n}" __VA_ARGS__)
-#define WGMMA_SHAPE(N, sums, operands, p0, p1, p2, p3, p4, p5, p6)                                             \
-  template <> struct WgmmaShape<N> {                                                                           \
-    template <class T, int TRANS_A, int TRANS_B>                                                               \
-    static METHOD void run(float (&d)[N / 8][4], uint64_t a, uint64_t b, int add) {                            \
-      if constexpr (sizeof(T) == 1)                                                                            \
-        WGMMA(#N "k32", "e4m3.e4m3", sums, p0, p1, p2, "", : operands : "l"(a), "l"(b), "r"(add));             \
-      else if constexpr (IsBfloat16<T>::value)                                                                 \
-        WGMMA(#N "k16", "bf16.bf16", sums, p0, p1, p2, ", " p3 ", " p4,                                        \
-              : operands : "l"(a), "l"(b), "r"(add), "n"(TRANS_A), "n"(TRANS_B));                              \
-      else                                                                                                     \
-        WGMMA(#N "k16", "f16.f16", sums, p0, p1, p2, ", " p3 ", " p4,                                          \
-              : operands : "l"(a), "l"(b), "r"(add), "n"(TRANS_A), "n"(TRANS_B));                              \
-    }                                                                                                          \
-    template <class T, int TRANS_B>                                                                            \
-    static METHOD void run(float (&d)[N / 8][4], const uint32_t (&a)[4], uint64_t b, int add) {                \
-      if constexpr (sizeof(T) == 1)                                                                            \
-        WGMMA(#N "k32", "e4m3.e4m3", sums, "{" p0 ", " p1 ", " p2 ", " p3 "}", p4, p5, "",                     \
-              : operands : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));                      \
-      else if constexpr (IsBfloat16<T>::value)                                                                 \
-        WGMMA(#N "k16", "bf16.bf16", sums, "{" p0 ", " p1 ", " p2 ", " p3 "}", p4, p5, ", " p6,                \
-              : operands : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(TRANS_B));        \
-      else                                                                                                     \
-        WGMMA(#N "k16", "f16.f16", sums, "{" p0 ", " p1 ", " p2 ", " p3 "}", p4, p5, ", " p6,                  \
-              : operands : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(TRANS_B));        \
-    }                                                                                                          \
+#define WGMMA_SHAPE(N, sums, operands, p0, p1, p2, p3, p4, p5, p6)                                           \
+  template <> struct WgmmaShape<N> {                                                                         \
+    template <class T, int TRANS_A, int TRANS_B>                                                             \
+    static METHOD void run(float (&d)[N / 8][4], uint64_t a, uint64_t b, int add) {                          \
+      if constexpr (sizeof(T) == 1)                                                                          \
+        WGMMA(#N "k32", "e4m3.e4m3", sums, p0, p1, p2, "", : operands : "l"(a), "l"(b), "r"(add));           \
+      else if constexpr (IsBfloat16<T>::value)                                                               \
+        WGMMA(#N "k16", "bf16.bf16", sums, p0, p1, p2, ", " p3 ", " p4, : operands : "l"(a), "l"(b),         \
+              "r"(add), "n"(TRANS_A), "n"(TRANS_B));                                                         \
+      else                                                                                                   \
+        WGMMA(#N "k16", "f16.f16", sums, p0, p1, p2, ", " p3 ", " p4, : operands : "l"(a), "l"(b), "r"(add), \
+              "n"(TRANS_A), "n"(TRANS_B));                                                                   \
+    }                                                                                                        \
+    template <class T, int TRANS_B>                                                                          \
+    static METHOD void run(float (&d)[N / 8][4], const uint32_t (&a)[4], uint64_t b, int add) {              \
+      if constexpr (sizeof(T) == 1)                                                                          \
+        WGMMA(#N "k32", "e4m3.e4m3", sums, "{" p0 ", " p1 ", " p2 ", " p3 "}", p4, p5,                       \
+              "", : operands : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));                \
+      else if constexpr (IsBfloat16<T>::value)                                                               \
+        WGMMA(#N "k16", "bf16.bf16", sums, "{" p0 ", " p1 ", " p2 ", " p3 "}", p4, p5,                       \
+              ", " p6, : operands : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add),            \
+              "n"(TRANS_B));                                                                                 \
+      else                                                                                                   \
+        WGMMA(#N "k16", "f16.f16", sums, "{" p0 ", " p1 ", " p2 ", " p3 "}", p4, p5,                         \
+              ", " p6, : operands : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add),            \
+              "n"(TRANS_B));                                                                                 \
+    }                                                                                                        \
   }
 // <shapes>: written by `python -m cuattn.wgmma_shapes`
+// clang-format off
 #define D1(i) "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])
 #define D2(i) D1(i), D1(i + 1)
 #define D4(i) D2(i), D2(i + 2)
@@ -284,6 +289,7 @@ WGMMA_SHAPE(256, REGISTERS_256, OPERANDS_256, "%128", "%129", "%130", "%131", "%
 #undef OPERANDS_240
 #undef REGISTERS_256
 #undef OPERANDS_256
+// clang-format on
 // </shapes>
 #undef WGMMA_SHAPE
 #undef WGMMA
@@ -291,7 +297,9 @@ WGMMA_SHAPE(256, REGISTERS_256, OPERANDS_256, "%128", "%129", "%130", "%131", "%
 
 #if defined(CUATTN_SIMT)
 template <class T> constexpr simt::Element wgmma_element() {
-  return sizeof(T) == 1 ? simt::Element::e4m3 : IsBfloat16<T>::value ? simt::Element::bf16 : simt::Element::f16;
+  return sizeof(T) == 1         ? simt::Element::e4m3
+         : IsBfloat16<T>::value ? simt::Element::bf16
+                                : simt::Element::f16;
 }
 #endif
 
@@ -300,19 +308,21 @@ template <class T, Major A = Major::K, Major B = Major::K, int TILES>
 DEVICE void wgmma(float (&d)[TILES][4], uint64_t a, uint64_t b, bool accumulate SITE) {
   static_assert(sizeof(T) == 2 || (A == Major::K && B == Major::K), "8-bit operands are K-major");
 #if defined(CUATTN_SIMT)
-  simt::wgmma({a, b, 8 * TILES, int(wgmma_element<T>()), false, A == Major::MN, B == Major::MN, accumulate}, d[0],
-              nullptr AT_SITE);
+  simt::wgmma({a, b, 8 * TILES, int(wgmma_element<T>()), false, A == Major::MN, B == Major::MN, accumulate},
+              d[0], nullptr AT_SITE);
 #else
   WgmmaShape<8 * TILES>::template run<T, int(A), int(B)>(d, a, b, accumulate);
 #endif
 }
 
-/// The same with a warp's 16 rows of a in its registers: a fragment of mma.cuh. It stays as it is until the wait.
+/// The same with a warp's 16 rows of a in its registers: a fragment of mma.cuh. It stays as it is until the
+/// wait.
 template <class T, Major B = Major::K, int TILES>
 DEVICE void wgmma(float (&d)[TILES][4], const uint32_t (&a)[4], uint64_t b, bool accumulate SITE) {
   static_assert(sizeof(T) == 2 || B == Major::K, "8-bit operands are K-major");
 #if defined(CUATTN_SIMT)
-  simt::wgmma({0, b, 8 * TILES, int(wgmma_element<T>()), true, false, B == Major::MN, accumulate}, d[0], a AT_SITE);
+  simt::wgmma({0, b, 8 * TILES, int(wgmma_element<T>()), true, false, B == Major::MN, accumulate}, d[0],
+              a AT_SITE);
 #else
   WgmmaShape<8 * TILES>::template run<T, int(B)>(d, a, b, accumulate);
 #endif
@@ -340,5 +350,6 @@ DEVICE void wgmma_ab(Acc& acc, const Fragments& r_a, const TileB& s_b, bool accu
   for (int m = 0; m < Acc::M_TILES; ++m)
 #pragma unroll
     for (int k = 0; k < Fragments::STEPS; ++k)
-      wgmma<T, Major::MN>(acc.tile[m], r_a.step[m][k], s_b.mn_major(k * MMA_K, 0 AT_SITE), accumulate || k AT_SITE);
+      wgmma<T, Major::MN>(acc.tile[m], r_a.step[m][k], s_b.mn_major(k * MMA_K, 0 AT_SITE),
+                          accumulate || k AT_SITE);
 }

@@ -1,12 +1,13 @@
-// operand: a matrix of wgmma in shared memory, as its 64-bit descriptor says it. prim/wgmma_desc.cuh explains layouts.
+// operand: a matrix of wgmma in shared memory, as its 64-bit descriptor says it. prim/wgmma_desc.cuh explains
+// layouts.
 #pragma once
 #include "swizzle.h"
 #include "tensor.h"
 
 namespace simt {
 
-/// A decoded descriptor. The matrix has `lines` lines of eight rows, or columns for B, by 32 bytes along k; or, major
-/// in those, 16 steps of k by `lines` chunks of 16 bytes.
+/// A decoded descriptor. The matrix has `lines` lines of eight rows, or columns for B, by 32 bytes along k;
+/// or, major in those, 16 steps of k by `lines` chunks of 16 bytes.
 struct Operand {
   uint64_t start, leading, stride, first_line;
   int width, lines;  // width: of the swizzle
@@ -35,20 +36,25 @@ inline bool decode(uint64_t descriptor, int lines, bool mn_major, Operand& to) {
 }
 
 /// A descriptor must describe a matrix that lies in shared memory. `which`: "A" or "B".
-SIMT_COLD void check_operand(const Operand& o, uint64_t descriptor, bool valid, const char* which, Site site) {
+SIMT_COLD void check_operand(const Operand& o, uint64_t descriptor, bool valid, const char* which,
+                             Site site) {
   if (!valid)
-    fail(site, "the descriptor of %s, %#018llx, has bits set that have no meaning: build it by prim/wgmma_desc.cuh",
+    fail(site,
+         "the descriptor of %s, %#018llx, has bits set that have no meaning: build it by prim/wgmma_desc.cuh",
          which, static_cast<unsigned long long>(descriptor));
   for (int i = 0; i < o.rows(); ++i)
     for (int j = 0; j < o.chunks(); ++j)
       if (uint64_t at = o.address(i, j); at + 16 > machine.launch.smem_bytes)
-        fail(site, "wgmma reads 16 bytes of %s at byte %llu of shared memory, which has %llu; its descriptor says "
-             "start %llu, leading offset %llu, stride offset %llu, swizzle %d", which, (unsigned long long)at,
-             (unsigned long long)machine.launch.smem_bytes, (unsigned long long)o.start,
-             (unsigned long long)o.leading, (unsigned long long)o.stride, o.width);
+        fail(site,
+             "wgmma reads 16 bytes of %s at byte %llu of shared memory, which has %llu; its descriptor says "
+             "start %llu, leading offset %llu, stride offset %llu, swizzle %d",
+             which, (unsigned long long)at, (unsigned long long)machine.launch.smem_bytes,
+             (unsigned long long)o.start, (unsigned long long)o.leading, (unsigned long long)o.stride,
+             o.width);
 }
 /// The same, at little cost where all is well.
-SIMT_INLINE Operand checked_operand(uint64_t descriptor, int lines, bool mn_major, const char* which, Site site) {
+SIMT_INLINE Operand checked_operand(uint64_t descriptor, int lines, bool mn_major, const char* which,
+                                    Site site) {
   Operand o;
   bool valid = decode(descriptor, lines, mn_major, o);
   // No address lies behind that of the last row and chunk by more than a line.

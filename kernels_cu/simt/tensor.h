@@ -1,9 +1,9 @@
-// tensor: the arithmetic of wgmma. d (64 × N) += a (64 × K) b (K × N) in float32, one exact product after the other
-// along k, as mma.sync does here.
+// tensor: the arithmetic of wgmma. d (64 × N) += a (64 × K) b (K × N) in float32, one exact product after the
+// other along k, as mma.sync does here.
 //
-// A lane of an accumulator holds, of its two rows, columns 8 t + 2 q + e for q its place in the quad, e = 0, 1 and
-// all t. So the accumulators lie in four planes, one for each q: a lane's share is two whole rows of a plane, and the
-// product is four plain ones of 64 × K by K × N/4, whose inner loop runs along a row.
+// A lane of an accumulator holds, of its two rows, columns 8 t + 2 q + e for q its place in the quad, e = 0,
+// 1 and all t. So the accumulators lie in four planes, one for each q: a lane's share is two whole rows of a
+// plane, and the product is four plain ones of 64 × K by K × N/4, whose inner loop runs along a row.
 #pragma once
 #include "mma.h"
 
@@ -66,7 +66,8 @@ inline void widen_e4m3(TensorBuffer& t, int n) {
   for (int i = 0; i < WGMMA_M * 32; ++i) t.a[i] = table.value[t.raw_a[0][i]];
   for (int column = 0; column < n; ++column)
     for (int k = 0; k < 32; ++k)
-      t.b[(column % 8 / 2 * 32 + k) * plane_stride(n) + column / 8 * 2 + column % 2] = table.value[b[column * 32 + k]];
+      t.b[(column % 8 / 2 * 32 + k) * plane_stride(n) + column / 8 * 2 + column % 2] =
+          table.value[b[column * 32 + k]];
 }
 
 /// ROWS rows of a plane, one vector wide.
@@ -100,7 +101,8 @@ SIMT_INLINE void multiply_planes(float* d, const TensorBuffer& t, int n, int dep
 }
 
 /// d += a b of what `raw` holds.
-template <class Vector, int ROWS> SIMT_INLINE void wgmma_all(float* d, TensorBuffer& t, int n, Element element) {
+template <class Vector, int ROWS>
+SIMT_INLINE void wgmma_all(float* d, TensorBuffer& t, int n, Element element) {
   if (element == Element::bf16)
     widen_operands<true>(t, n);
   else if (element == Element::f16)
@@ -117,9 +119,12 @@ typedef void (*WgmmaFunction)(float*, TensorBuffer&, int, Element);
 #else
 #define SIMT_FAST __attribute__((optimize("O3")))  // also where kernels are built to start soon
 #endif
-SIMT_FAST inline void wgmma_plain(float* d, TensorBuffer& t, int n, Element e) { wgmma_all<Float8, 4>(d, t, n, e); }
+SIMT_FAST inline void wgmma_plain(float* d, TensorBuffer& t, int n, Element e) {
+  wgmma_all<Float8, 4>(d, t, n, e);
+}
 #if defined(__x86_64__)
-SIMT_FAST __attribute__((target("avx2"))) inline void wgmma_avx2(float* d, TensorBuffer& t, int n, Element e) {
+SIMT_FAST
+    __attribute__((target("avx2"))) inline void wgmma_avx2(float* d, TensorBuffer& t, int n, Element e) {
   wgmma_all<Float8, 8>(d, t, n, e);
 }
 SIMT_FAST __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq"))) inline void wgmma_avx512(
@@ -127,7 +132,8 @@ SIMT_FAST __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq"))) inline v
   wgmma_all<Float16, 8>(d, t, n, e);
 }
 __attribute__((visibility("hidden"))) inline const WgmmaFunction wgmma_function =
-    __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw")
+    __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+            __builtin_cpu_supports("avx512bw")
         ? wgmma_avx512
     : __builtin_cpu_supports("avx2") ? wgmma_avx2
                                      : wgmma_plain;

@@ -1,5 +1,5 @@
-// warpgroup: what the 128 threads of four neighbouring warps share: products under way, registers, and calls in which
-// all of them meet. The calls are in wgmma.h.
+// warpgroup: what the 128 threads of four neighbouring warps share: products under way, registers, and calls
+// in which all of them meet. The calls are in wgmma.h.
 #pragma once
 #include "watch.h"
 
@@ -32,7 +32,7 @@ struct Wgmma {
   bool chained, knowing;  // its accumulators were under way already; `known` is of this wgmma
   uint32_t (*a)[4];       // fragments of each thread as they came, and where they lie
   const uint32_t** a_at;
-  uint8_t in_warp[4];     // lanes that have come
+  uint8_t in_warp[4];      // lanes that have come
   uint32_t epoch, *known;  // what all four warps knew of others, for races (clock.h)
 };
 
@@ -100,7 +100,8 @@ inline void start_warpgroups(Block& block) {
     w.meeting = {};
     for (Wgmma& op : w.op) op.arrived = op.returned = 0, op.site = {};
     for (Flight& f : w.flight) f.used = false;
-    for (WgmmaThread& t : w.thread) t.issued = t.committed = t.returned = 0, t.fenced = false, t.named_count = 0;
+    for (WgmmaThread& t : w.thread)
+      t.issued = t.committed = t.returned = 0, t.fenced = false, t.named_count = 0;
   }
 }
 inline void free_warpgroups(Warpgroups* all) {
@@ -129,6 +130,9 @@ SIMT_COLD void say_warpgroups(const Block& block) {
     if (w.wants)
       say(" for %d registers a thread: it has %d, and %d of the block's %d are free", w.wants, w.registers,
           block.warpgroups->free_registers, REGISTERS);
+    for (uint32_t i = w.completed; i < w.opened; ++i)
+      if (const Wgmma& op = w.op[i % Warpgroup::OPS]; op.arrived < WARPGROUP)
+        return say("; %d of them have reached the wgmma at %s:%d", op.arrived, op.site.name(), op.site.line);
   }
 }
 
@@ -138,14 +142,15 @@ SIMT_COLD void leave_warpgroup() {
   WgmmaThread& me = own_part(w);
   if (me.issued < w.opened) {
     Wgmma& op = op_number(w, me.issued);
-    fail(op.site, "a thread exited without the wgmma that %d threads of its warpgroup have reached", op.arrived);
+    fail(op.site, "a thread exited without the wgmma that %d threads of its warpgroup have reached",
+         op.arrived);
   }
   if (me.returned < me.issued)
     fail(op_number(w, me.returned).site,
          "wgmma issued here was never waited for: commit its group, and wait before the thread ends");
   if (w.meeting.arrived)
-    fail(w.meeting.site, "a thread exited while %d threads of its warpgroup wait for it in %s", w.meeting.arrived,
-         warpgroup_call(w.meeting.kind));
+    fail(w.meeting.site, "a thread exited while %d threads of its warpgroup wait for it in %s",
+         w.meeting.arrived, warpgroup_call(w.meeting.kind));
 }
 
 }  // namespace simt

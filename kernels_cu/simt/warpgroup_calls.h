@@ -9,8 +9,8 @@ SIMT_INLINE Warpgroup& own_warpgroup(const char* call, Site site) {
   Block& block = *machine.block;
   int g = thread_number() / WARPGROUP;
   if ((g + 1) * WARPGROUP > block.threads) [[unlikely]]
-    fail(site, "%s by warp %d, but the block's %d threads hold only part of its warpgroup, warps %d to %d", call,
-         current->warp->id, block.threads, 4 * g, 4 * g + 3);
+    fail(site, "%s by warp %d, but the block's %d threads hold only part of its warpgroup, warps %d to %d",
+         call, current->warp->id, block.threads, 4 * g, 4 * g + 3);
   if (!block.warpgroups) [[unlikely]] {
     block.warpgroups = static_cast<Warpgroups*>(zeroed(sizeof(Warpgroups)));
     start_warpgroups(block);
@@ -36,8 +36,8 @@ inline void wake(WarpgroupMeeting& m) {
 /// Comes to a meeting of the warpgroup; true for the last.
 SIMT_INLINE bool come_to(WarpgroupMeeting& m, Access kind, int value, Site site) {
   if (m.arrived && (m.kind != kind || m.value != value || !(m.site == site))) [[unlikely]]
-    fail(site, "divergent warpgroup: %s is reached while %d of its threads wait in %s at %s:%d", warpgroup_call(kind),
-         m.arrived, warpgroup_call(m.kind), m.site.name(), m.site.line);
+    fail(site, "divergent warpgroup: %s is reached while %d of its threads wait in %s at %s:%d",
+         warpgroup_call(kind), m.arrived, warpgroup_call(m.kind), m.site.name(), m.site.line);
   m.kind = kind, m.value = value, m.site = site;
   return ++m.arrived == WARPGROUP;
 }
@@ -63,8 +63,8 @@ SIMT_COLD void grant_registers(Block& block) {
   }
 }
 
-/// setmaxnreg.inc (`more`) or .dec: from here on a thread of the warpgroup has `count` registers. An increase waits
-/// until the block has enough of them left.
+/// setmaxnreg.inc (`more`) or .dec: from here on a thread of the warpgroup has `count` registers. An increase
+/// waits until the block has enough of them left.
 SIMT_COLD void setmaxnreg(int count, bool more, Site site = Site::here()) {
   const char* call = more ? "setmaxnreg.inc" : "setmaxnreg.dec";
   if (machine.watched) watch_call(Access::setmaxnreg, site);
@@ -73,8 +73,8 @@ SIMT_COLD void setmaxnreg(int count, bool more, Site site = Site::here()) {
   Warpgroup& w = own_warpgroup(call, site);
   Block& block = *machine.block;
   if (more ? count < w.registers : count > w.registers)
-    fail(site, "%s to %d registers, but a thread of warpgroup %d has %d", call, count, thread_number() / WARPGROUP,
-         w.registers);
+    fail(site, "%s to %d registers, but a thread of warpgroup %d has %d", call, count,
+         thread_number() / WARPGROUP, w.registers);
   if (come_to(w.meeting, Access::setmaxnreg, count, site)) {
     if (more) {
       w.wants = count;
@@ -91,12 +91,14 @@ SIMT_COLD void setmaxnreg(int count, bool more, Site site = Site::here()) {
 
 // ---- elect
 
-/// True in one lane of the warp, in every call the same. NOTE: which one, is the hardware's affair, so it differs
-/// between orders of threads here.
+/// True in one lane of the warp, in every call the same. NOTE: which one, is the hardware's affair, so it
+/// differs between orders of threads here.
 SIMT_INLINE bool elect_one(Site site = Site::here()) {
   meet(ALL, Access::vote, nullptr, [](void**, uint32_t) { ++machine.counters.collectives; }, site);
   Order order = Order(machine.launch.order);
-  int leader = order == Order::forward ? 0 : order == Order::reverse ? LANES - 1 : int(machine.launch.seed * 7 + 5);
+  int leader = order == Order::forward   ? 0
+               : order == Order::reverse ? LANES - 1
+                                         : int(machine.launch.seed * 7 + 5);
   return current->lane == leader % LANES;
 }
 

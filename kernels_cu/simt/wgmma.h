@@ -1,28 +1,27 @@
-// wgmma: products of a warpgroup, whose operands lie in shared memory and whose accumulators are its registers.
+// wgmma: products of a warpgroup, whose operands lie in shared memory and whose accumulators are its
+// registers.
 //
-// A thread leaves its part of a wgmma and goes on; the 128th makes it complete. From then on the tensor cores own
-// the accumulators, whose place in the threads holds poison, and read shared memory by the async proxy: late, when
-// the warpgroup waits, or eagerly, at once. So a missing wait shows as NaN, a stage that is filled too early as other
-// numbers, and registers that change in between are found at the wait. Threads of a warpgroup must make the same
-// calls in the same order; whoever comes first says what the others must bring.
+// A thread leaves its part of a wgmma and goes on; the 128th makes it complete. From then on the tensor cores
+// own the accumulators, whose place in the threads holds poison, and read shared memory by the async proxy:
+// late, when the warpgroup waits, or eagerly, at once. So a missing wait shows as NaN, a stage that is filled
+// too early as other numbers, and registers that change in between are found at the wait. Threads of a
+// warpgroup must make the same calls in the same order; whoever comes first says what the others must bring.
 #pragma once
-#include "operand.h"
+#include "flight.h"
 #include "warpgroup_calls.h"
 
 namespace simt {
 
-// NOTE: a signalling NaN, so that arithmetic on it leaves another one.
-constexpr uint32_t UNDER_WAY = 0x7fa5a5a5u;
-
 [[noreturn]] SIMT_COLD void fail_divergent(const Wgmma& op, const WgmmaCall& call, Site site) {
   const uint3& t = op.first;
-  const char* what = !(op.site == site)                                  ? "call site"
-                     : op.call.b != call.b                               ? "descriptor of B"
-                     : op.call.a != call.a                               ? "descriptor of A"
-                     : op.call.accumulate != call.accumulate             ? "choice to accumulate"
-                                                                         : "shape";
-  fail(site, "divergent wgmma: thread (%u,%u,%u) of the warpgroup is at %s:%d in the same one, with another %s", t.x,
-       t.y, t.z, op.site.name(), op.site.line, what);
+  const char* what = !(op.site == site)                      ? "call site"
+                     : op.call.b != call.b                   ? "descriptor of B"
+                     : op.call.a != call.a                   ? "descriptor of A"
+                     : op.call.accumulate != call.accumulate ? "choice to accumulate"
+                                                             : "shape";
+  fail(site,
+       "divergent wgmma: thread (%u,%u,%u) of the warpgroup is at %s:%d in the same one, with another %s",
+       t.x, t.y, t.z, op.site.name(), op.site.line, what);
 }
 
 /// The place for a new wgmma.
@@ -31,14 +30,15 @@ SIMT_COLD Wgmma& open_op(Warpgroup& w, const WgmmaCall& call, Site site) {
   if (w.opened >= uint32_t(Warpgroup::OPS) && op.returned != WARPGROUP)
     fail(site, "more than %d wgmmas that their warpgroup has not waited for", Warpgroup::OPS);
   ++w.opened;
-  op.call = call, op.site = site, op.arrived = op.returned = 0, op.flight = -1, op.knowing = false, op.first = current->thread_idx;
+  op.call = call, op.site = site, op.arrived = op.returned = 0, op.flight = -1, op.knowing = false,
+  op.first = current->thread_idx;
   int depth = depth_of(Element(call.element));
   if (call.n < 8 || call.n > WGMMA_MAX_N || call.n % 8)
     fail(site, "wgmma of m64n%dk%d: expected n a multiple of 8 up to 256", call.n, depth);
   if (!call.a_in_registers) checked_operand(call.a, 8, call.a_mn_major, "A", site);
   checked_operand(call.b, call.n / 8, call.b_mn_major, "B", site);
   if (call.a_in_registers && !op.a) {
-    op.a = static_cast<uint32_t(*)[4]>(zeroed(WARPGROUP * sizeof *op.a));
+    op.a = static_cast<uint32_t (*)[4]>(zeroed(WARPGROUP * sizeof *op.a));
     op.a_at = static_cast<const uint32_t**>(zeroed(WARPGROUP * sizeof *op.a_at));
   }
   memset(op.in_warp, 0, sizeof op.in_warp);
@@ -60,86 +60,39 @@ inline bool fenced_as_they_are(const WgmmaThread& me, const void* at, size_t byt
     fail(site, "wgmma takes %s that changed since the wgmma_fence at %s:%d, or that it does not name", which,
          me.fence.name(), me.fence.line);
   if (me.wait.line)
-    fail(site, "wgmma without a wgmma_fence since the wgmma_wait at %s:%d, after which its registers are free to use",
+    fail(site,
+         "wgmma without a wgmma_fence since the wgmma_wait at %s:%d, after which its registers are free to "
+         "use",
          me.wait.name(), me.wait.line);
   fail(site, "wgmma without a wgmma_fence before it");
 }
 
-// ---- accumulators: two rows of a plane for each thread
+// ---- races and counts
 
-struct OwnRows {
-  float* row[2];
-  OwnRows(Flight& f) {
-    int i = thread_number() % WARPGROUP, lane = i % LANES, stride = plane_stride(f.n);
-    float* plane = f.sums + lane % 4 * WGMMA_M * stride;
-    row[0] = plane + (i / LANES * 16 + lane / 4) * stride, row[1] = row[0] + 8 * stride;
+/// What a warp knows as it comes to a wgmma; all four must know of a write that the tensor cores read.
+/// NOTE: the last of its lanes speaks for the warp.
+SIMT_COLD void know_for_warp(Wgmma& op) {
+  Clocks& c = *machine.block->clocks;
+  int me = clock_number();
+  if (!op.known) op.known = static_cast<uint32_t*>(zeroed(most_entries(c) * sizeof(uint32_t)));
+  const Known& row = c.row[me];
+  bool nothing = !row.clock || row.epoch != c.epoch, first = op.epoch != c.epoch || !op.knowing;
+  for (int i = 0; i < c.width; ++i) {
+    uint32_t clock = nothing ? 0 : row.clock[i];
+    if (i == me) clock = c.own[me];
+    if (first || clock < op.known[i]) op.known[i] = clock;
   }
-};
-inline void take_sums(Flight& f, const float* d) {
-  OwnRows to(f);
-  for (int t = 0; t < f.n / 8; ++t)
-    for (int half = 0; half < 2; ++half) memcpy(to.row[half] + 2 * t, d + 4 * t + 2 * half, 8);
-}
-inline void give_sums(Flight& f, float* d) {
-  OwnRows from(f);
-  for (int t = 0; t < f.n / 8; ++t)
-    for (int half = 0; half < 2; ++half) memcpy(d + 4 * t + 2 * half, from.row[half] + 2 * t, 8);
-}
-inline void hide_sums(float* d, int n) {
-  for (int i = 0; i < n / 2; ++i) memcpy(d + i, &UNDER_WAY, 4);
-}
-inline bool sums_are_hidden(const float* d, int n) {
-  uint32_t other = 0;
-  for (int i = 0; i < n / 2; ++i) {
-    uint32_t word;
-    memcpy(&word, d + i, 4);
-    other |= word ^ UNDER_WAY;
-  }
-  return !other;
+  op.epoch = c.epoch, op.knowing = true;
 }
 
-/// Finds the flight that the accumulators are in, or opens one; returns its number.
-SIMT_COLD int find_flight(Warpgroup& w, int n, const float* d, bool& chained, Site site) {
-  int unused = -1, me = thread_number() % WARPGROUP;
-  chained = false;
-  for (int i = Warpgroup::FLIGHTS; i-- > 0;) {
-    Flight& f = w.flight[i];
-    if (!f.used)
-      unused = i;
-    else if (f.d[me] == d && f.last >= own_part(w).returned) {
-      const Wgmma& before = op_number(w, f.last);
-      if (f.n != n)
-        fail(site, "wgmma of m64n%d on accumulators of the m64n%d at %s:%d, which is under way: wait for it first", n,
-             f.n, before.site.name(), before.site.line);
-      chained = true;
-      return i;
-    }
+/// The running thread knows what all four warps know, and once more what it knew.
+SIMT_COLD void swap_known(Wgmma& op) {
+  Clocks& c = *machine.block->clocks;
+  uint32_t* row = now(c, c.row[clock_number()]);
+  for (int i = 0; i < c.width; ++i) {
+    uint32_t clock = row[i];
+    row[i] = op.known[i], op.known[i] = clock;
   }
-  if (unused < 0) fail(site, "more than %d sets of accumulators under way in a warpgroup", Warpgroup::FLIGHTS);
-  Flight& f = w.flight[unused];
-  if (!f.sums) f.sums = static_cast<float*>(zeroed(4 * WGMMA_M * plane_stride(WGMMA_MAX_N) * sizeof(float)));
-  f.used = true, f.n = n, f.returned = 0, f.last = ~0u;
-  return unused;
-}
-
-// ---- what the tensor cores do
-
-SIMT_COLD void compute(Warpgroup& w, Wgmma& op) {
-  static TensorBuffer buffer;
-  const WgmmaCall& call = op.call;
-  Flight& f = w.flight[op.flight];
-  Element element = Element(call.element);
-  if (call.a_in_registers) {
-    for (int t = 0; t < WARPGROUP; ++t)
-      for (int i = 0; i < 4; ++i)
-        memcpy(buffer.raw_a[t / LANES * 16 + t % LANES / 4 + i % 2 * 8] + i / 2 * 16 + t % 4 * 4, &op.a[t][i], 4);
-  } else {
-    load_operand_a(buffer, checked_operand(call.a, 8, call.a_mn_major, "A", op.site));
-  }
-  load_operand_b(buffer, checked_operand(call.b, call.n / 8, call.b_mn_major, "B", op.site),
-                 element == Element::e4m3);
-  if (!call.accumulate) memset(f.sums, 0, 4 * WGMMA_M * plane_stride(f.n) * sizeof(float));
-  wgmma_function(f.sums, buffer, f.n, element);
 }
 
 /// The last of 128 threads has brought its part of wgmma `number`.
@@ -152,12 +105,9 @@ SIMT_COLD void watch_wgmma(Warpgroup& w, Wgmma& op, uint32_t number) {
       if (block.warp[i].id / 4 == current->warp->id / 4) ++warp_traffic(block.warp[i]).step.mma;
     if (row) row->instructions += 4, row->lanes += WARPGROUP;
   }
-  Known known{};
-  int me = clock_number();
   if (block.shadow) {
     if (w.counter < 0) w.counter = new_counter(*block.clocks, uint32_t(thread_number() / WARPGROUP));
-    known = block.clocks->row[me];
-    block.clocks->row[me] = {op.epoch, op.known};
+    swap_known(op);
   }
   auto read = [&](uint64_t descriptor, int lines, bool mn_major, const char* which) {
     Operand o = checked_operand(descriptor, lines, mn_major, which, op.site);
@@ -174,23 +124,7 @@ SIMT_COLD void watch_wgmma(Warpgroup& w, Wgmma& op, uint32_t number) {
   };
   if (!op.call.a_in_registers) read(op.call.a, 8, op.call.a_mn_major, "A");
   read(op.call.b, op.call.n / 8, op.call.b_mn_major, "B");
-  if (block.shadow) block.clocks->row[me] = known;
-}
-
-/// What a warp knows as it comes to a wgmma; all four must know of a write that the tensor cores read.
-/// NOTE: the last of its lanes speaks for the warp.
-SIMT_COLD void know_for_warp(Wgmma& op) {
-  Clocks& c = *machine.block->clocks;
-  int me = clock_number();
-  if (!op.known) op.known = static_cast<uint32_t*>(zeroed(most_entries(c) * sizeof(uint32_t)));
-  const Known& row = c.row[me];
-  bool nothing = !row.clock || row.epoch != c.epoch, first = op.epoch != c.epoch || !op.knowing;
-  for (int i = 0; i < c.width; ++i) {
-    uint32_t clock = nothing ? 0 : row.clock[i];
-    if (i == me) clock = c.own[me];
-    if (first || clock < op.known[i]) op.known[i] = clock;
-  }
-  op.epoch = c.epoch, op.knowing = true;
+  if (block.shadow) swap_known(op);
 }
 
 // ---- the calls
@@ -210,7 +144,8 @@ inline void wgmma(const WgmmaCall& call, float* d, const uint32_t* a, Site site)
   if (first) f.last = number;
   if (op.chained) {
     if (f.d[thread] != d) [[unlikely]]
-      fail(site, "divergent wgmma: its accumulators are under way in thread (%u,%u,%u) and others are in this one",
+      fail(site,
+           "divergent wgmma: its accumulators are under way in thread (%u,%u,%u) and others are in this one",
            op.first.x, op.first.y, op.first.z);
   } else {
     if (!me.fenced || (call.accumulate && !fenced_as_they_are(me, d, call.n * 2))) [[unlikely]]
@@ -280,7 +215,8 @@ inline void take_back(Warpgroup& w, uint32_t number) {
   int me = thread_number() % WARPGROUP;
   Flight& f = w.flight[op.flight];
   if (op.call.a_in_registers && memcmp(op.a[me], op.a_at[me], 16)) [[unlikely]]
-    fail(op.site, "the fragments of A of this wgmma changed before its wait: keep them as they are until then");
+    fail(op.site,
+         "the fragments of A of this wgmma changed before its wait: keep them as they are until then");
   if (f.last == number) {
     bool late = machine.launch.copies_late;
     if (late && !sums_are_hidden(f.d[me], f.n)) [[unlikely]]
@@ -302,9 +238,12 @@ inline void wgmma_wait(int allow, Site site = Site::here()) {
   uint32_t end = w.group_end[done - 1];
   if (end <= me.returned) return;
   if (w.completed < end)
-    meet_warpgroup(w, Access::wgmma_wait, allow, [&] {
-      for (; w.completed < end; ++w.completed) compute(w, op_number(w, w.completed));
-    }, site);
+    meet_warpgroup(
+        w, Access::wgmma_wait, allow,
+        [&] {
+          for (; w.completed < end; ++w.completed) compute(w, op_number(w, w.completed));
+        },
+        site);
   while (me.returned < end) take_back(w, me.returned), ++me.returned;
   me.fenced = false, me.wait = site;
   if (machine.launch.races) learn_count(*machine.block->clocks, clock_number(), w.counter, end);

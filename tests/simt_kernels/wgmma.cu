@@ -1,10 +1,5 @@
-// Products of warpgroups: every layout by descriptors as the test gives them, and whole tiles in the layouts that
-// kernels use. Runs on both machines.
+// One product of a warpgroup, its operands in any layout that a descriptor can say. Runs on both machines.
 #include "prim/acc.cuh"
-#include "prim/mask.cuh"
-#include "prim/softmax.cuh"
-#include "prim/stmatrix.cuh"
-#include "prim/tile.cuh"
 #include "prim/wgmma.cuh"
 
 /// What one operand's descriptor says.
@@ -21,10 +16,19 @@ DEVICE void copy_image(Image& s, const Vec16* g_image) {
     store_shared(reinterpret_cast<Vec16*>(s.byte) + i, load_global(g_image + i));
 }
 
+template <bool> struct NumberOf {
+  using Type = Element;
+};
+template <> struct NumberOf<true> {
+  using Type = float8_e4m3;
+};
+using Number = NumberOf<E4M3>::Type;
 constexpr Major MAJOR_A = A_MN ? Major::MN : Major::K, MAJOR_B = B_MN ? Major::MN : Major::K;
 
 /// d = a b + c of one product, operands where the image has them; with FROM_REGISTERS a comes as fragments.
-KERNEL(128, 1) product(const Vec16* g_image, const uint32_t* g_a, const float* g_c, float* g_d, Layout a, Layout b, int add) {
+KERNEL(128, 1)
+product(const Vec16* g_image, const uint32_t* g_a, const float* g_c, float* g_d, Layout a, Layout b,
+        int add) {
   Image& s = dynamic_smem<Image>();
   copy_image(s, g_image);
   fence_proxy_async();
@@ -37,9 +41,9 @@ KERNEL(128, 1) product(const Vec16* g_image, const uint32_t* g_a, const float* g
   for (int i = 0; i < 4; ++i) r_a[i] = load_global(g_a + threadIdx.x * 4 + i);
   wgmma_fence(acc, r_a);
   if constexpr (FROM_REGISTERS)
-    wgmma<Element, MAJOR_B>(acc.tile[0], r_a, desc_b, add);
+    wgmma<Number, MAJOR_B>(acc.tile[0], r_a, desc_b, add);
   else
-    wgmma<Element, MAJOR_A, MAJOR_B>(acc.tile[0], desc_a, desc_b, add);
+    wgmma<Number, MAJOR_A, MAJOR_B>(acc.tile[0], desc_a, desc_b, add);
   wgmma_commit();
   wgmma_wait<0>(acc, r_a);
   store_rows(g_d, N, acc, 64, N);
