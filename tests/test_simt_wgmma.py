@@ -388,6 +388,10 @@ def test_the_header_is_what_its_generator_writes():
     assert max(len(written) for written in text.splitlines()) <= 110
 
 
+#: What ptxas says where it serialises products, waits for them itself or ignores setmaxnreg (C7508, C7510, C7517).
+REWRITTEN = re.compile(r"\(C75\d\d\)|serialized|injected|ignored")
+
+
 def ptx_log(file, entry, constants):
     try:
         built = build(str(KERNELS / file), entry, constants, "sm_90a")
@@ -399,7 +403,7 @@ def ptx_log(file, entry, constants):
 @pytest.mark.parametrize("n", SHAPES)
 def test_every_shape_assembles(n):
     built, log = ptx_log("wgmma_shapes.cu", "forms", {"N": n})
-    assert built.spill_bytes == 0 and "arning" not in log and "serial" not in log.lower(), log
+    assert built.spill_bytes == 0 and "arning" not in log and not REWRITTEN.search(log), log
 
 
 @pytest.mark.parametrize("file, entry, constants", [
@@ -411,4 +415,4 @@ def test_every_shape_assembles(n):
 ])
 def test_kernels_assemble_without_serialised_products(file, entry, constants):
     built, log = ptx_log(file, entry, constants)
-    assert built.spill_bytes == 0 and "serial" not in log.lower(), log
+    assert built.spill_bytes == 0 and not REWRITTEN.search(log), log
