@@ -199,6 +199,38 @@ def test_attention(machine, attention_inputs, entry, tiles):
         check_schedules(machine, run, {"g_o": args["g_o"]})
 
 
+def specialised(machine, args, sigma2, fault=0):
+    """Launches the warp-specialised kernel on the inputs of `attention_inputs`."""
+    constants = {"Element": "bfloat16", "DEPTH": 128, "COLS": 64, "FAULT": fault}
+    built = build(str(KERNELS / "specialised.cu"), "attention", constants, machine.device.arch)
+    maps = [(name[2:], machine.tensor_map(args[name], (rows, 64), 128))
+            for name, rows in (("g_q", 128), ("g_k", 64), ("g_v", 64))]
+    smem = (128 + 4 * 64) * 256 + 1024
+    machine.launch(built, 1, 384, smem, maps + values_of(machine, {"g_o": args["g_o"], "tiles": 3,
+                                                                   "sigma2": sigma2}))
+
+
+def test_warp_specialised_attention(machine, attention_inputs):
+    args, expected, sigma2 = attention_inputs
+    with machine.counting() as counted:
+        specialised(machine, args, sigma2)
+    assert not np.abs(machine.download(args["g_o"]).astype(np.float64) - expected).max() > 4e-3
+    if machine.name == "cpu":
+        assert counted.wgmma == 2 * 3 * (8 + 4) and counted.bytes_loaded == (128 + 2 * 192) * 256
+        check_schedules(machine, lambda: specialised(machine, args, sigma2), {"g_o": args["g_o"]})
+
+
+@pytest.mark.parametrize("fault", [1, 2])  # no wait for the stage; the stage given back before wgmma_wait
+def test_faults_between_copies_and_products(cpu, attention_inputs, fault):
+    args, _, sigma2 = attention_inputs
+    wanted = {line_of("specialised.cu", f"// {what} a stage of K") for what in ("reads", "fills")}
+    for schedule in SCHEDULES:
+        with cpu.schedule(**schedule), pytest.raises(RaceError) as caught:
+            specialised(cpu, args, sigma2, fault)
+        text = str(caught.value)
+        assert {int(n) for n in re.findall(r"specialised\.cu:(\d+)", text)} == wanted and "wgmma's read" in text, text
+
+
 def test_what_is_counted(cpu_machine, rng):
     a, b = (cpu_machine.upload(np.ones((n, 128), np.float16)) for n in (128, 96))
     d = cpu_machine.empty((128, 96), np.float32)
@@ -412,6 +444,7 @@ def test_every_shape_assembles(n):
     ("wgmma_tiles.cu", "overlapped", tile_constants("bfloat16", 64, 96, 128, 128)),
     ("warpgroup.cu", "all_of_them", {}),
     ("warpgroup.cu", "registers", {}),
+    ("specialised.cu", "attention", {"Element": "bfloat16", "DEPTH": 128, "COLS": 128, "FAULT": 0}),
 ])
 def test_kernels_assemble_without_serialised_products(file, entry, constants):
     built, log = ptx_log(file, entry, constants)
