@@ -33,7 +33,7 @@ struct Wgmma {
   uint32_t (*a)[4];       // fragments of each thread as they came, and where they lie
   const uint32_t** a_at;
   uint8_t in_warp[4];      // lanes that have come
-  uint32_t epoch, *known;  // what all four warps knew of others, for races (clock.h)
+  uint32_t* known;         // what all four warps knew of others, for races (clock.h)
 };
 
 /// Accumulators that tensor cores work on; threads find poison in their place.
@@ -116,7 +116,7 @@ inline void free_warpgroups(Warpgroups* all) {
 }
 
 SIMT_COLD const char* warpgroup_call(Access kind) {
-  return kind == Access::wgmma_wait ? "wgmma_wait" : kind == Access::setmaxnreg ? "setmaxnreg" : "wgmma";
+  return kind == Access::wgmma_wait ? "wgmma_wait" : "setmaxnreg";
 }
 
 /// The part of a deadlock report about warpgroups.

@@ -33,20 +33,14 @@ inline void wake(WarpgroupMeeting& m) {
   }
   m.arrived = 0;
 }
-/// Comes to a meeting of the warpgroup; true for the last.
+/// Comes to a meeting of the warpgroup; true for the last. Waits may be reached at different places.
 SIMT_INLINE bool come_to(WarpgroupMeeting& m, Access kind, int value, Site site) {
-  if (m.arrived && (m.kind != kind || m.value != value || !(m.site == site))) [[unlikely]]
+  bool differs = m.kind != kind || m.value != value || (kind != Access::wgmma_wait && !(m.site == site));
+  if (m.arrived && differs) [[unlikely]]
     fail(site, "divergent warpgroup: %s is reached while %d of its threads wait in %s at %s:%d",
          warpgroup_call(kind), m.arrived, warpgroup_call(m.kind), m.site.name(), m.site.line);
   m.kind = kind, m.value = value, m.site = site;
   return ++m.arrived == WARPGROUP;
-}
-/// All threads of the warpgroup meet; the last runs op().
-template <class Op> SIMT_INLINE void meet_warpgroup(Warpgroup& w, Access kind, int value, Op op, Site site) {
-  WarpgroupMeeting& m = w.meeting;
-  if (!come_to(m, kind, value, site)) return sleep_in(m);
-  op();
-  wake(m);
 }
 
 // ---- setmaxnreg

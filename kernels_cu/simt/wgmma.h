@@ -1,9 +1,9 @@
 // wgmma: products of a warpgroup, whose operands lie in shared memory and whose accumulators are its
 // registers.
 //
-// A thread leaves its part of a wgmma and goes on; the 128th makes it complete. From then on the tensor cores
-// own the accumulators, whose place in the threads holds poison, and read shared memory by the async proxy:
-// late, when the warpgroup waits, or eagerly, at once. So a missing wait shows as NaN, a stage that is filled
+// A thread leaves its part of a wgmma and goes on; the 128th makes it complete. Tensor cores read shared memory
+// by the async proxy: late, when the first thread waits for them, or eagerly, at once. From its part on a
+// thread's accumulators hold poison, until it has waited. So a missing wait shows as NaN, a stage that is filled
 // too early as other numbers, and registers that change in between are found at the wait. Threads of a
 // warpgroup must make the same calls in the same order; whoever comes first says what the others must bring.
 #pragma once
@@ -76,13 +76,13 @@ SIMT_COLD void know_for_warp(Wgmma& op) {
   int me = clock_number();
   if (!op.known) op.known = static_cast<uint32_t*>(zeroed(most_entries(c) * sizeof(uint32_t)));
   const Known& row = c.row[me];
-  bool nothing = !row.clock || row.epoch != c.epoch, first = op.epoch != c.epoch || !op.knowing;
+  bool nothing = !row.clock || row.epoch != c.epoch;
+  if (!op.knowing) memset(op.known, 0, most_entries(c) * sizeof(uint32_t));
   for (int i = 0; i < c.width; ++i) {
-    uint32_t clock = nothing ? 0 : row.clock[i];
-    if (i == me) clock = c.own[me];
-    if (first || clock < op.known[i]) op.known[i] = clock;
+    uint32_t clock = i == me ? c.own[me] : nothing ? 0 : row.clock[i];
+    if (!op.knowing || clock < op.known[i]) op.known[i] = clock;
   }
-  op.epoch = c.epoch, op.knowing = true;
+  op.knowing = true;
 }
 
 /// The running thread knows what all four warps know, and once more what it knew.
@@ -152,7 +152,7 @@ inline void wgmma(const WgmmaCall& call, float* d, const uint32_t* a, Site site)
       fail_unfenced(me, "accumulators", site);
     f.d[thread] = d;
     if (call.accumulate) take_sums(f, d);
-    if (machine.launch.copies_late) hide_sums(d, call.n);
+    hide_sums(d, call.n);
   }
   if (call.a_in_registers) {
     if (!fenced_as_they_are(me, a, 16)) [[unlikely]]
@@ -162,15 +162,12 @@ inline void wgmma(const WgmmaCall& call, float* d, const uint32_t* a, Site site)
   }
   if (machine.launch.races && ++op.in_warp[thread / LANES] == LANES) [[unlikely]]
     know_for_warp(op);
-  bool complete = ++op.arrived == WARPGROUP;
-  if (complete) {
-    ++machine.counters.wgmma;
-    if (machine.watched) [[unlikely]]
-      watch_wgmma(w, op, number);
-  }
-  if (machine.launch.copies_late) return;
-  meet_warpgroup(w, Access::wgmma, 0, [&] { compute(w, op), w.completed = number + 1; }, site);
-  give_sums(f, d);
+  if (++op.arrived < WARPGROUP) return;
+  ++machine.counters.wgmma;
+  if (machine.watched) [[unlikely]]
+    watch_wgmma(w, op, number);
+  if (!machine.launch.copies_late) compute(w, op), ++w.completed;
+  if (w.meeting.arrived) wake(w.meeting);  // who waits for it finds it complete
 }
 
 /// wgmma.fence: what the named registers hold now is what wgmma may take.
@@ -218,10 +215,9 @@ inline void take_back(Warpgroup& w, uint32_t number) {
     fail(op.site,
          "the fragments of A of this wgmma changed before its wait: keep them as they are until then");
   if (f.last == number) {
-    bool late = machine.launch.copies_late;
-    if (late && !sums_are_hidden(f.d[me], f.n)) [[unlikely]]
+    if (!sums_are_hidden(f.d[me], f.n)) [[unlikely]]
       fail(op.site, "the accumulators of this wgmma were written before its wait");
-    if (late) give_sums(f, f.d[me]);
+    give_sums(f, f.d[me]);
     if (++f.returned == WARPGROUP) f.used = false;
   }
   ++op.returned;
@@ -237,13 +233,9 @@ inline void wgmma_wait(int allow, Site site = Site::here()) {
   if (done <= 0) return;
   uint32_t end = w.group_end[done - 1];
   if (end <= me.returned) return;
-  if (w.completed < end)
-    meet_warpgroup(
-        w, Access::wgmma_wait, allow,
-        [&] {
-          for (; w.completed < end; ++w.completed) compute(w, op_number(w, w.completed));
-        },
-        site);
+  while (op_number(w, end - 1).arrived < WARPGROUP)
+    come_to(w.meeting, Access::wgmma_wait, 0, site), sleep_in(w.meeting);
+  for (; w.completed < end; ++w.completed) compute(w, op_number(w, w.completed));
   while (me.returned < end) take_back(w, me.returned), ++me.returned;
   me.fenced = false, me.wait = site;
   if (machine.launch.races) learn_count(*machine.block->clocks, clock_number(), w.counter, end);
