@@ -32,8 +32,8 @@ struct Wgmma {
   bool chained, knowing;  // its accumulators were under way already; `known` is of this wgmma
   uint32_t (*a)[4];       // fragments of each thread as they came, and where they lie
   const uint32_t** a_at;
-  uint8_t in_warp[4];      // lanes that have come
-  uint32_t* known;         // what all four warps knew of others, for races (clock.h)
+  uint8_t in_warp[4];  // lanes that have come
+  uint32_t* known;     // what all four warps knew of others, for races (clock.h)
 };
 
 /// Accumulators that tensor cores work on; threads find poison in their place.
@@ -101,7 +101,7 @@ inline void start_warpgroups(Block& block) {
     for (Wgmma& op : w.op) op.arrived = op.returned = 0, op.site = {};
     for (Flight& f : w.flight) f.used = false;
     for (WgmmaThread& t : w.thread)
-      t.issued = t.committed = t.returned = 0, t.fenced = false, t.named_count = 0;
+      t.issued = t.committed = t.returned = 0, t.fenced = false, t.named_count = 0, t.wait = {};
   }
 }
 inline void free_warpgroups(Warpgroups* all) {
