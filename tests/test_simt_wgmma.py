@@ -27,14 +27,14 @@ def cpu_machine():
 
 
 def launch(machine, file, entry, block, smem, constants, **args):
+    """One block, on either machine. Arrays become flat tensors, ints int32; the rest stays."""
+    if machine.name == "gpu" and machine.device.arch != "sm_90a":
+        pytest.skip(f"wgmma needs sm_90a, and this GPU is {machine.device.arch}")
     built = build(str(KERNELS / file), entry, constants, machine.device.arch)
-    machine.launch(built, 1, block, smem, values_of(machine, args))
-
-
-def values_of(machine, args):
-    """Kernel arguments on either machine: flat tensors, int32, and NumPy scalars as they are."""
-    return [(name, machine.tensor(v.reshape(-1)) if hasattr(v, "reshape") and getattr(v, "ndim", 0) else
-             np.int32(v) if type(v) is int else v) for name, v in args.items()]
+    bound = [(name, np.int32(v) if type(v) is int else machine.tensor(v.reshape(-1))
+              if hasattr(v, "reshape") and v.ndim else v) for name, v in args.items()]
+    machine.launch(built, (1, 1, 1), block, smem, bound)
+    machine.synchronize()
 
 
 # --- one product, in every layout
@@ -153,19 +153,27 @@ def tile_constants(element, rows, cols, depth, width):
     return {"Element": element, "ROWS": rows, "COLS": cols, "DEPTH": depth, "WIDTH": width}
 
 
+def sum_of_times(a, b, times):
+    d = np.zeros((len(a), len(b)), np.float32)
+    for _ in range(times):
+        d = summed(a, b.T, d)
+    return d
+
+
 @pytest.mark.parametrize("element, width", [("bfloat16", 128), ("float16", 64), ("float16", 32)])
 def test_tiles(machine, rng, element, width):
     dtype = DTYPES[element]
     a, b = (rng.standard_normal((n, 128)).astype(dtype) for n in (128, 96))
     d = machine.empty((128, 96), np.float32)
-    constants = tile_constants(element, 128, 96, 128, width)
-    launch(machine, "wgmma_tiles.cu", "gemm", 128, (128 + 96) * 256, constants, g_a=machine.upload(a),
-           g_b=machine.upload(b), g_d=d)
-    expected = summed(a, b.T, np.zeros((128, 96), np.float32))
-    if machine.name == "cpu":
-        np.testing.assert_array_equal(d, expected)
-    else:
-        np.testing.assert_allclose(machine.download(d), expected, rtol=1e-5, atol=1e-4)
+    for times in (1, 9):  # 9 · 16 products are more than a warpgroup may have under way
+        launch(machine, "wgmma_tiles.cu", "gemm", 128, (128 + 96) * 256,
+               tile_constants(element, 128, 96, 128, width), g_a=machine.upload(a), g_b=machine.upload(b), g_d=d,
+               times=times)
+        expected = sum_of_times(a, b, times)
+        if machine.name == "cpu":
+            np.testing.assert_array_equal(d, expected)
+        else:
+            np.testing.assert_allclose(machine.download(d), expected, rtol=1e-5, atol=1e-3)
 
 
 def attended(q, k, v, sigma):
@@ -174,9 +182,8 @@ def attended(q, k, v, sigma):
     return p @ v.astype(np.float64) / p.sum(1, keepdims=True)
 
 
-@pytest.fixture
 def attention_inputs(machine, rng):
-    """Two tiles of keys, and what each kernel is launched with."""
+    """Three tiles of 64 keys or two of 96, and what each kernel is launched with."""
     q, k, v = (rng.standard_normal((n, 128)).astype(DTYPES["bfloat16"]) for n in (128, 192, 192))
     args = {"g_q": machine.upload(q), "g_k": machine.upload(k), "g_v": machine.upload(v),
             "g_o": machine.empty((128, 128), "bfloat16")}
@@ -184,8 +191,8 @@ def attention_inputs(machine, rng):
 
 
 @pytest.mark.parametrize("entry, tiles", [("attention", 1), ("overlapped", 2)])
-def test_attention(machine, attention_inputs, entry, tiles):
-    args, expected, sigma2 = attention_inputs
+def test_attention(machine, rng, entry, tiles):
+    args, expected, sigma2 = attention_inputs(machine, rng)
     more = {"tiles": 2, "sigma2": sigma2} if entry == "attention" else {"sigma2": sigma2}
 
     def run():
@@ -199,18 +206,16 @@ def test_attention(machine, attention_inputs, entry, tiles):
 
 
 def specialised(machine, args, sigma2, fault=0):
-    """Launches the warp-specialised kernel on the inputs of `attention_inputs`."""
+    """Launches the warp-specialised kernel on what `attention_inputs` gives."""
     constants = {"Element": "bfloat16", "DEPTH": 128, "COLS": 64, "FAULT": fault}
-    built = build(str(KERNELS / "specialised.cu"), "attention", constants, machine.device.arch)
-    maps = [(name[2:], machine.tensor_map(args[name], (rows, 64), 128))
-            for name, rows in (("g_q", 128), ("g_k", 64), ("g_v", 64))]
-    smem = (128 + 4 * 64) * 256 + 1024
-    machine.launch(built, 1, 384, smem, maps + values_of(machine, {"g_o": args["g_o"], "tiles": 3,
-                                                                   "sigma2": sigma2}))
+    maps = {name[2:]: machine.tensor_map(args[name], (rows, 64), 128)
+            for name, rows in (("g_q", 128), ("g_k", 64), ("g_v", 64))}
+    launch(machine, "specialised.cu", "attention", 384, (128 + 4 * 64) * 256 + 1024, constants, **maps,
+           g_o=args["g_o"], tiles=3, sigma2=sigma2)
 
 
-def test_warp_specialised_attention(machine, attention_inputs):
-    args, expected, sigma2 = attention_inputs
+def test_warp_specialised_attention(machine, rng):
+    args, expected, sigma2 = attention_inputs(machine, rng)
     with machine.counting() as counted:
         specialised(machine, args, sigma2)
     assert not np.abs(machine.download(args["g_o"]).astype(np.float64) - expected).max() > 4e-3
@@ -220,8 +225,8 @@ def test_warp_specialised_attention(machine, attention_inputs):
 
 
 @pytest.mark.parametrize("fault", [1, 2])  # no wait for the stage; the stage given back before wgmma_wait
-def test_faults_between_copies_and_products(cpu, attention_inputs, fault):
-    args, _, sigma2 = attention_inputs
+def test_faults_between_copies_and_products(cpu, rng, fault):
+    args, _, sigma2 = attention_inputs(cpu, rng)
     wanted = {line_of("specialised.cu", f"// {what} a stage of K") for what in ("reads", "fills")}
     for schedule in SCHEDULES:
         with cpu.schedule(**schedule), pytest.raises(RaceError) as caught:
@@ -235,7 +240,8 @@ def test_what_is_counted(cpu_machine, rng):
     d = cpu_machine.empty((128, 96), np.float32)
     constants = tile_constants("float16", 128, 96, 128, 32)
     with cpu_machine.counting() as counted, cpu_machine.tracing() as traced:
-        launch(cpu_machine, "wgmma_tiles.cu", "gemm", 128, (128 + 96) * 256, constants, g_a=a, g_b=b, g_d=d)
+        launch(cpu_machine, "wgmma_tiles.cu", "gemm", 128, (128 + 96) * 256, constants, g_a=a, g_b=b, g_d=d,
+               times=1)
     assert (counted.wgmma, counted.mma) == (2 * 8, 0)
     (site,) = [s for s in traced.sites if s.access == "wgmma"]
     assert (site.instructions, site.lanes) == (4 * 16, 128 * 16)
@@ -361,6 +367,7 @@ def test_a_wrong_swizzle_gives_wrong_numbers(cpu_machine):
      "wgmma without a wgmma_fence since the wgmma_wait"),
     ("other_shape_under_way", ["// 64 columns wide", "// 32 wide"], "wait for it first"),
     ("divergent", ["// two warps", "// the other two"], "divergent wgmma: .* with another call site"),
+    ("other_groups", ["// one lane's group"], "divergent wgmma_commit: 1 wgmmas precede it|divergent wgmma_commit: 2"),
 ])
 def test_misuse(cpu_machine, entry, marks, sentence):
     text_of_file = (KERNELS / "wgmma_faults.cu").read_text()
@@ -378,6 +385,14 @@ def test_misuse(cpu_machine, entry, marks, sentence):
 def test_registers_that_change_under_way(cpu_machine, entry, mark, sentence):
     lines, text = report(cpu_machine, entry)
     assert sentence in text and lines == (line(mark),), text
+
+
+def test_warps_may_wait_apart(cpu_machine):
+    d = cpu_machine.empty((64, 64), np.float32)
+    for schedule in SCHEDULES:
+        with cpu_machine.schedule(**schedule):
+            fault_kernel(cpu_machine, "warps_wait_apart", g_d=d)
+        assert (d == 64).all()
 
 
 def test_warpgroups_that_do_not_meet(cpu_machine):

@@ -70,7 +70,7 @@ def totals(document: Mapping[str, Any]) -> Table:
     for row in document["totals"]:
         mark = "[green]equal[/]" if row["equal"] else "[red]different[/]"
         table.add_row(row["what"].replace("_", " "), f"{row['counted']:,}", f"{row['closed_form']:,}", mark)
-    for name in ("barriers", "collectives", "atomics", "mma"):
+    for name in ("barriers", "collectives", "atomics", "mma", "wgmma"):
         if document["counters"].get(name):
             table.add_row(name, f"{document['counters'][name]:,}", "", "")
     return table

@@ -137,6 +137,30 @@ KERNEL(128, 1) other_descriptor(float* g_d) {
   wgmma_wait<0>(acc);
 }
 
+KERNEL(128, 1) other_groups(float* g_d) {
+  Smem& s = filled();
+  Acc acc;
+  wgmma_fence(acc);
+  for (int i = 0; i < 2; ++i) {
+    wgmma<bfloat16>(acc.tile[0], s.a.k_major(0, 0), s.b.k_major(0, 0), i > 0);
+    if (i == (threadIdx.x == 70)) wgmma_commit();  // one lane's group
+  }
+  wgmma_wait<0>(acc);
+}
+
+/// No fault: one warp waits for the product before the others reach their wait.
+KERNEL(128, 1) warps_wait_apart(float* g_d) {
+  Smem& s = filled();
+  Acc acc;
+  wgmma_fence(acc);
+  wgmma_abt<bfloat16>(acc, s.a, 0, s.b, false);
+  wgmma_commit();
+  if (warp_id() == 1) wgmma_wait<0>(acc);
+  named_sync(1, 128);
+  if (warp_id() != 1) wgmma_wait<0>(acc);
+  store_rows(g_d, 64, acc, 64, 64);
+}
+
 KERNEL(128, 1) a_warp_is_missing(float* g_d) {
   Smem& s = filled();
   Acc acc;

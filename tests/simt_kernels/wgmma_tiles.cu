@@ -18,8 +18,8 @@ struct GemmSmem {
   SwizzledTile<Element, COLS, DEPTH, WIDTH> b;
 };
 
-/// D = A Bᵀ for ROWS rows of A and COLS rows of B.
-KERNEL(128, 1) gemm(const Element* g_a, const Element* g_b, float* g_d) {
+/// D = A Bᵀ for ROWS rows of A and COLS rows of B, added up `times` times with two groups under way.
+KERNEL(128, 1) gemm(const Element* g_a, const Element* g_b, float* g_d, int times) {
   GemmSmem& s = dynamic_smem<GemmSmem>();
   load_tile<128>(s.a, g_a);
   load_tile<128>(s.b, g_b);
@@ -27,8 +27,11 @@ KERNEL(128, 1) gemm(const Element* g_a, const Element* g_b, float* g_d) {
   block_sync();
   WarpgroupAccumulator<ROWS, COLS> acc;
   wgmma_fence(acc);
-  wgmma_abt<Element>(acc, s.a, 0, s.b, false);
-  wgmma_commit();
+  for (int i = 0; i < times; ++i) {
+    wgmma_abt<Element>(acc, s.a, 0, s.b, i > 0);
+    wgmma_commit();
+    wgmma_wait<1>();
+  }
   wgmma_wait<0>(acc);
   store_rows(g_d, COLS, acc, ROWS, COLS);
 }
