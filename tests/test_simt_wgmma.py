@@ -1,75 +1,28 @@
-"""wgmma, warpgroups and stmatrix: against NumPy on both machines; planted faults on the CPU machine."""
+"""wgmma, warpgroups and stmatrix against NumPy on both machines, what is counted of them, and their PTX."""
 from __future__ import annotations
 
 import re
-from itertools import product
 
-import ml_dtypes
 import numpy as np
 import pytest
-from simt_launch import KERNELS, line_of
+from simt_launch import KERNELS
+from wgmma_model import (
+    DTYPES,
+    attention_inputs,
+    fragments,
+    launch,
+    lay_out,
+    layout,
+    layout_of,
+    specialised,
+    sum_of_times,
+    summed,
+    tile_constants,
+)
 
 from cuattn.compile import CompilerMissing, build
 from cuattn.cpu import CpuMachine, check_schedules
-from cuattn.machine import DeviceError, RaceError
 from cuattn.wgmma_shapes import HEADER, SHAPES, header
-
-DTYPES = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16),
-          "float8_e4m3": np.dtype(ml_dtypes.float8_e4m3fn)}
-SCHEDULES = [{"order": order, "seed": seed, "async_copies": copies} for (order, seed), copies in product(
-    [("forward", 0), ("reverse", 0), ("shuffle", 1), ("shuffle", 2)], ("late", "eager"))]
-
-@pytest.fixture(scope="module")
-def cpu_machine():
-    made = CpuMachine(workers=1, races=True)
-    yield made
-    made.close()
-
-
-def launch(machine, file, entry, block, smem, constants, **args):
-    """One block, on either machine. Arrays become flat tensors, ints int32; the rest stays."""
-    if machine.name == "gpu" and machine.device.arch != "sm_90a":
-        pytest.skip(f"wgmma needs sm_90a, and this GPU is {machine.device.arch}")
-    built = build(str(KERNELS / file), entry, constants, machine.device.arch)
-    bound = [(name, np.int32(v) if type(v) is int else machine.tensor(v.reshape(-1))
-              if hasattr(v, "reshape") and v.ndim else v) for name, v in args.items()]
-    machine.launch(built, (1, 1, 1), block, smem, bound)
-    machine.synchronize()
-
-
-# --- one product, in every layout
-
-
-def layout(start, leading, stride, first_line=0):
-    """A `Layout` of wgmma.cu."""
-    fields = np.dtype([(name, np.int32) for name in ("start", "leading", "stride", "first_line")])
-    return np.array((start, leading, stride, first_line), fields)[()]
-
-
-def lay_out(image, lines, at, width, mn_major):
-    """Writes a matrix of bytes into the image: lines of 32 bytes along k, or 16 lines of k."""
-    line, byte = np.indices(lines.shape)
-    if mn_major and width:
-        to = byte // width * at["leading"] + line // 8 * at["stride"] + line % 8 * width + byte % width
-    elif mn_major:
-        to = byte // 16 * at["stride"] + line // 8 * at["leading"] + line % 8 * 16 + byte % 16
-    elif width:
-        to = line // 8 * at["stride"] + line % 8 * width + byte
-    else:
-        to = line // 8 * at["stride"] + byte // 16 * at["leading"] + line % 8 * 16 + byte % 16
-    to = to + at["start"]
-    if width:
-        to ^= ((to >> 7) - at["first_line"] & width // 16 - 1) << 4
-    assert len(np.unique(to)) == to.size
-    image[to] = lines
-
-
-def layout_of(width, mn_major, lines, base, step=0, first_line=0):
-    """One as kernels use: an operand of 8·`lines` rows or columns, as part of a tile with more of both."""
-    if mn_major:
-        return layout(base, 32 * width, 8 * width, first_line) if width else layout(base, 128 * lines, 128)
-    return layout(base + step, 16, 16 * width, first_line) if width else layout(base, 128 * lines, 128)
-
 
 CASES = [  # element, n, A's swizzle and whether it is MN-major (None: in registers), B's
     ("bfloat16", 8, 0, False, 0, True),
@@ -87,20 +40,14 @@ CASES = [  # element, n, A's swizzle and whether it is MN-major (None: in regist
 ]
 
 
-def fragments(a):
-    """A (64 × 32 bytes) as each thread of the warpgroup holds it: 4 words."""
-    thread, i = np.indices((128, 4))
-    row, k = thread // 32 * 16 + thread % 32 // 4 + i % 2 * 8, thread % 4 * 4 + i // 2 * 16
-    words = a.view(np.uint8).reshape(64, 32)
-    return np.stack([words[row, k + byte] for byte in range(4)], -1).copy().view(np.uint32)[..., 0]
+@pytest.fixture(scope="module")
+def cpu_machine():
+    made = CpuMachine(workers=1, races=True)
+    yield made
+    made.close()
 
 
-def summed(a, b, start):
-    """a b + start in float32, along k: the CPU machine's own sum, since each product is exact."""
-    d = start.copy()
-    for k in range(a.shape[1]):
-        d += a[:, k, None].astype(np.float32) * b[None, k].astype(np.float32)
-    return d
+# --- one product, in every layout
 
 
 @pytest.mark.parametrize("element, n, width_a, a_mn, width_b, b_mn", CASES)
@@ -149,17 +96,6 @@ def test_a_pattern_that_begins_elsewhere(machine, rng):
 # --- whole tiles
 
 
-def tile_constants(element, rows, cols, depth, width):
-    return {"Element": element, "ROWS": rows, "COLS": cols, "DEPTH": depth, "WIDTH": width}
-
-
-def sum_of_times(a, b, times):
-    d = np.zeros((len(a), len(b)), np.float32)
-    for _ in range(times):
-        d = summed(a, b.T, d)
-    return d
-
-
 @pytest.mark.parametrize("element, width", [("bfloat16", 128), ("float16", 64), ("float16", 32)])
 def test_tiles(machine, rng, element, width):
     dtype = DTYPES[element]
@@ -174,20 +110,6 @@ def test_tiles(machine, rng, element, width):
             np.testing.assert_array_equal(d, expected)
         else:
             np.testing.assert_allclose(machine.download(d), expected, rtol=1e-5, atol=1e-3)
-
-
-def attended(q, k, v, sigma):
-    s = q.astype(np.float64) @ k.T.astype(np.float64) * sigma
-    p = np.exp(s - s.max(1, keepdims=True))
-    return p @ v.astype(np.float64) / p.sum(1, keepdims=True)
-
-
-def attention_inputs(machine, rng):
-    """Three tiles of 64 keys or two of 96, and what each kernel is launched with."""
-    q, k, v = (rng.standard_normal((n, 128)).astype(DTYPES["bfloat16"]) for n in (128, 192, 192))
-    args = {"g_q": machine.upload(q), "g_k": machine.upload(k), "g_v": machine.upload(v),
-            "g_o": machine.empty((128, 128), "bfloat16")}
-    return args, attended(q, k, v, 128 ** -0.5), np.float32(128 ** -0.5 * np.log2(np.e))
 
 
 @pytest.mark.parametrize("entry, tiles", [("attention", 1), ("overlapped", 2)])
@@ -205,15 +127,6 @@ def test_attention(machine, rng, entry, tiles):
         check_schedules(machine, run, {"g_o": args["g_o"]})
 
 
-def specialised(machine, args, sigma2, fault=0):
-    """Launches the warp-specialised kernel on what `attention_inputs` gives."""
-    constants = {"Element": "bfloat16", "DEPTH": 128, "COLS": 64, "FAULT": fault}
-    maps = {name[2:]: machine.tensor_map(args[name], (rows, 64), 128)
-            for name, rows in (("g_q", 128), ("g_k", 64), ("g_v", 64))}
-    launch(machine, "specialised.cu", "attention", 384, (128 + 4 * 64) * 256 + 1024, constants, **maps,
-           g_o=args["g_o"], tiles=3, sigma2=sigma2)
-
-
 def test_warp_specialised_attention(machine, rng):
     args, expected, sigma2 = attention_inputs(machine, rng)
     with machine.counting() as counted:
@@ -222,17 +135,6 @@ def test_warp_specialised_attention(machine, rng):
     if machine.name == "cpu":
         assert counted.wgmma == 2 * 3 * (8 + 4) and counted.bytes_loaded == (128 + 2 * 192) * 256
         check_schedules(machine, lambda: specialised(machine, args, sigma2), {"g_o": args["g_o"]})
-
-
-@pytest.mark.parametrize("fault", [1, 2])  # no wait for the stage; the stage given back before wgmma_wait
-def test_faults_between_copies_and_products(cpu, rng, fault):
-    args, _, sigma2 = attention_inputs(cpu, rng)
-    wanted = {line_of("specialised.cu", f"// {what} a stage of K") for what in ("reads", "fills")}
-    for schedule in SCHEDULES:
-        with cpu.schedule(**schedule), pytest.raises(RaceError) as caught:
-            specialised(cpu, args, sigma2, fault)
-        text = str(caught.value)
-        assert {int(n) for n in re.findall(r"specialised\.cu:(\d+)", text)} == wanted and "wgmma's read" in text, text
 
 
 def test_what_is_counted(cpu_machine, rng):
@@ -283,143 +185,6 @@ def test_registers(machine):
     np.testing.assert_array_equal(machine.download(out), np.arange(384))
     if machine.name == "cpu":
         check_schedules(machine, run, {"out": out})
-
-
-# --- planted faults
-
-
-def fault_kernel(machine, entry, block=128, smem=16384, constants=None, **args):
-    launch(machine, "wgmma_faults.cu", entry, block, smem,
-           {"SWIZZLE": 128, "WITH_BARRIER": False, **(constants or {})}, **args)
-
-
-def line(text):
-    return line_of("wgmma_faults.cu", text)
-
-
-def report(machine, entry, schedules=SCHEDULES, error=DeviceError, block=128, out="g_d", **constants):
-    """What every schedule says; all must say it with the same lines."""
-    said = set()
-    array = machine.empty(4096, np.float32 if out == "g_d" else np.int32)
-    for schedule in schedules:
-        with machine.schedule(**schedule), pytest.raises(error) as caught:
-            fault_kernel(machine, entry, block, constants=constants, **{out: array})
-        text = str(caught.value)
-        lines = tuple(sorted({int(n) for n in re.findall(r"wgmma_faults\.cu:(\d+)", text)}))
-        said.add((lines, re.sub(r"\(\d+,\d+,\d+\)|bytes \d+ to \d+|\b\d+ of 128|\d+ threads", "", text)))
-    assert len({lines for lines, _ in said}) == 1, said
-    return said.pop()[0], text
-
-
-@pytest.mark.parametrize("entry, missing", [
-    ("no_proxy_fence", "fence_proxy_async() after that write"),
-    ("proxy_fence_too_late", "fence_proxy_async() after that write"),
-    ("no_barrier", "a barrier that both reach"),
-])
-def test_what_the_tensor_cores_do_not_see(cpu_machine, entry, missing):
-    lines, text = report(cpu_machine, entry, error=RaceError)
-    assert lines == (line(f"// written, {entry}"), line(f"// read, {entry}")), text
-    assert "wgmma" in text and (entry == "no_barrier" or f"missing: {missing}" in text), text
-
-
-def test_a_stage_that_is_filled_early(cpu_machine):
-    lines, text = report(cpu_machine, "overwritten_before_the_wait", error=RaceError)
-    assert lines == (line("// reads the stage"), line("// refills it early")) and "wgmma_wait" in text, text
-    lines, text = report(cpu_machine, "refilled_by_others", error=RaceError, block=256)
-    assert lines == (line("// reads for the others"), line("// refills for the others")), text
-    for schedule in SCHEDULES:
-        with cpu_machine.schedule(**schedule):
-            fault_kernel(cpu_machine, "refilled_by_others", 256, constants={"WITH_BARRIER": True},
-                         g_d=cpu_machine.empty(4096, np.float32))
-
-
-@pytest.mark.parametrize("entry, columns", [
-    ("no_wait", slice(None)), ("too_few_waited_for", slice(32, None)),
-])
-def test_accumulators_before_the_wait_are_nan(cpu_machine, entry, columns):
-    d = cpu_machine.empty((64, 64), np.float32)
-    for schedule in SCHEDULES:
-        with cpu_machine.schedule(**schedule):
-            fault_kernel(cpu_machine, entry, g_d=d)
-        assert np.isnan(d[:, columns]).all() and np.isnan(d).sum() == d[:, columns].size
-
-
-def test_a_wrong_swizzle_gives_wrong_numbers(cpu_machine):
-    place = np.arange(64 * 64)
-    a, b = (place % 7).reshape(64, 64), (place % 5).reshape(64, 64)
-    for swizzle in (128, 64, 32):
-        d = cpu_machine.empty((64, 64), np.float32)
-        fault_kernel(cpu_machine, "wrong_swizzle", constants={"SWIZZLE": swizzle}, g_d=d)
-        assert (d == a @ b.T).all() == (swizzle == 128)
-
-
-@pytest.mark.parametrize("entry, marks, sentence", [
-    ("never_waited_for", ["// issued, never waited for"], "was never waited for"),
-    ("not_committed", ["// issued, not committed"], "was never waited for"),
-    ("other_descriptor", ["// one lane's"], "divergent wgmma: .* with another descriptor of B"),
-    ("no_wgmma_fence", ["// not fenced"], "wgmma without a wgmma_fence before it"),
-    ("out_of_bounds", ["// 64 columns from 32 of 64 on"], "wgmma reads 16 bytes of B at byte"),
-    ("fragments_not_named", ["// fragments not named", "  wgmma_fence(acc);\n  wgmma_ab<"],
-     "fragments of A that"),
-    ("written_after_wgmma_fence", ["// changed too late", "  wgmma_fence(acc);\n  acc.tile[0][3]"],
-     "accumulators that"),
-    ("no_second_wgmma_fence", ["// not fenced again", "  wgmma_wait<0>(acc);\n}\n\nKERNEL(128, 1) no_proxy"],
-     "wgmma without a wgmma_fence since the wgmma_wait"),
-    ("other_shape_under_way", ["// 64 columns wide", "// 32 wide"], "wait for it first"),
-    ("divergent", ["// two warps", "// the other two"], "divergent wgmma: .* with another call site"),
-    ("other_groups", ["// one lane's group"], "divergent wgmma_commit: 1 wgmmas precede it|divergent wgmma_commit: 2"),
-])
-def test_misuse(cpu_machine, entry, marks, sentence):
-    text_of_file = (KERNELS / "wgmma_faults.cu").read_text()
-    wanted = sorted(text_of_file[:text_of_file.index(mark)].count("\n") + 1 if "\n" in mark else line(mark)
-                    for mark in marks)
-    lines, text = report(cpu_machine, entry)
-    assert re.search(sentence, text) and list(lines) == wanted, (text, wanted)
-
-
-@pytest.mark.parametrize("entry, mark, sentence", [
-    ("a_changed", "// takes fragments", "the fragments of A of this wgmma changed before its wait"),
-    ("accumulators_scaled", "// issued, then scaled",
-     "the accumulators of this wgmma were written before its wait"),
-])
-def test_registers_that_change_under_way(cpu_machine, entry, mark, sentence):
-    lines, text = report(cpu_machine, entry)
-    assert sentence in text and lines == (line(mark),), text
-
-
-def test_warps_may_wait_apart(cpu_machine):
-    d = cpu_machine.empty((64, 64), np.float32)
-    for schedule in SCHEDULES:
-        with cpu_machine.schedule(**schedule):
-            fault_kernel(cpu_machine, "warps_wait_apart", g_d=d)
-        assert (d == 64).all()
-
-
-def test_warpgroups_that_do_not_meet(cpu_machine):
-    out, place = cpu_machine.empty(4096, np.float32), rf" at wgmma_faults.cu:{line('// three warps')}\b"
-    exited = "a thread exited without the wgmma that .* of its warpgroup have reached.*"
-    waits = "96 of 128 threads wait at .* in wgmma_wait; 96 of them have reached the wgmma"
-    for schedule in SCHEDULES:
-        with cpu_machine.schedule(**schedule):
-            with pytest.raises(DeviceError, match=f"({exited}|{waits}){place}"):
-                fault_kernel(cpu_machine, "a_warp_is_missing", g_d=out)
-            with pytest.raises(DeviceError, match=waits):
-                fault_kernel(cpu_machine, "a_warp_waits_elsewhere", g_d=out)
-    with pytest.raises(DeviceError, match="the block's 96 threads hold only part of its warpgroup"):
-        fault_kernel(cpu_machine, "not_whole", 96, g_d=out)
-
-
-@pytest.mark.parametrize("entry, block, sentence", [
-    ("too_many_registers", 384,
-     "in setmaxnreg for 240 registers a thread: it has 168, and 8192 of the block's 65536"),
-    ("odd_registers", 128, "setmaxnreg.dec to 100 registers: expected a multiple of 8 from 24 to 256"),
-    ("wrong_way", 384, "setmaxnreg.dec to 240 registers, but a thread of warpgroup . has 168"),
-    ("half_a_warpgroup", 128, "a thread exited while .* wait for it in setmaxnreg|wait at .* in setmaxnreg"),
-])
-def test_registers_that_are_not_there(cpu_machine, entry, block, sentence):
-    for schedule in SCHEDULES:
-        with cpu_machine.schedule(**schedule), pytest.raises(DeviceError, match=sentence):
-            fault_kernel(cpu_machine, entry, block, g_out=cpu_machine.empty(384, np.int32))
 
 
 # --- the header and its PTX
