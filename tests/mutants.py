@@ -46,8 +46,9 @@ VOCABULARY = ("block_sync", "warp_sync", "named_sync", "named_arrive", "cp_async
               "__threadfence", "__syncthreads", "__syncwarp",
               "mbarrier_init", "mbarrier_wait", "mbarrier_arrive", "mbarrier_arrive_remote",
               "mbarrier_arrive_expect_tx", "mbarrier_expect_tx", "fence_mbarrier_init", "fence_proxy_async",
-              "bulk_commit", "bulk_wait", "bulk_wait_read", "cluster_arrive", "cluster_wait", "cluster_sync")
-WAITS = ("cp_async_wait", "bulk_wait", "bulk_wait_read")  # with the number of groups that may stay in flight
+              "bulk_commit", "bulk_wait", "bulk_wait_read", "cluster_arrive", "cluster_wait", "cluster_sync",
+              "wgmma_fence", "wgmma_commit", "wgmma_wait")
+WAITS = ("cp_async_wait", "bulk_wait", "bulk_wait_read", "wgmma_wait")  # with the number of groups that may stay in flight
 INSTRUMENTS = ("shadow", "poison", "report", "schedule")
 NOTHING = "(void)0"  # what a deleted call becomes
 ONE_IN = 4  # are tried again by the tests

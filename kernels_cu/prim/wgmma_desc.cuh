@@ -47,6 +47,7 @@ DEVICE uint64_t advance(uint64_t descriptor, int bytes) { return descriptor + ui
 
 /// A tile of 16-bit elements as wgmma and tensor copies want it: panels of WIDTH bytes a row, one after the
 /// other, each swizzled. A box of a tensor copy with that swizzle and as many rows fills one panel.
+/// NOTE: dynamic shared memory begins on a multiple of 1024 where a kernel has no other, so a tile does so too.
 template <class T, int ROWS_, int COLS_, int WIDTH_ = 128> struct SwizzledTile {
   static constexpr int ROWS = ROWS_, COLS = COLS_, WIDTH = WIDTH_;
   static constexpr int PANEL_COLS = WIDTH / int(sizeof(T)), PANEL_BYTES = ROWS * WIDTH,
