@@ -14,8 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from unittest import mock
 
-from cuattn import compile as compiler
-from cuattn import cpu, cpu_arena, cpu_process
+from cuattn import compilers, cpu, cpu_arena, cpu_process
 from cuattn.paths import KERNELS
 
 COMPILER, QEMU = "aarch64-linux-gnu-g++", "qemu-aarch64"
@@ -60,7 +59,7 @@ def emulation():
     with (
         mock.patch.object(cpu, "Process", Emulated),
         mock.patch.object(cpu_arena, "ARENA_BYTES", (ARENA_BYTES,)),
-        mock.patch.object(compiler, "host_compiler", lambda: (COMPILER,)),
+        mock.patch.object(compilers, "host_compiler", lambda: (COMPILER,)),
         mock.patch.object(platform, "machine", lambda: "aarch64"),
     ):
         yield
