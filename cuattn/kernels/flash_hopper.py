@@ -1,0 +1,79 @@
+"""flash_hopper: copies, products and softmax beside each other on sm_90a (prefill/flash_hopper.cu)."""
+from __future__ import annotations
+
+import numpy as np
+
+from cuattn.kernels.base import (
+    AttentionShape,
+    Launch,
+    Plan,
+    Row,
+    TileMap,
+    Unsupported,
+    ceil_div,
+    resolve,
+    round_up,
+)
+from cuattn.kernels.flash import cost
+
+FILE = "prefill/flash_hopper.cu"
+PANEL = 64  # columns of a panel: 128 bytes, the widest swizzle
+WARPGROUP_ROWS = 64  # of a warpgroup
+ALIGNMENT = 1024  # of a swizzled tile
+SWIZZLE = 128
+
+
+def smem_bytes(d: int, block_m: int, block_n: int, stages: int) -> int:
+    """sizeof(Smem): the tiles, then the mbarriers."""
+    row = 2 * round_up(d, PANEL)
+    return round_up(row * (block_m + 2 * stages * block_n) + 8 * (1 + 4 * stages), ALIGNMENT)
+
+
+def _tiles(d: int) -> tuple[int, int]:
+    """(block_m, block_n): as many rows as a block's registers hold beside O, and keys as shared memory has."""
+    width = round_up(d, PANEL)
+    return {64: (192, 128), 128: (128, 128), 192: (128, 96), 256: (128, 80)}[width]
+
+
+def plan(shape: AttentionShape, device, overrides=None) -> Plan:
+    """One launch; tiles by head dim alone."""
+    chosen = resolve(ROW.constants, overrides)
+    block_m, block_n = _tiles(shape.d)
+    block_m, block_n = chosen["block_m"] or block_m, chosen["block_n"] or block_n
+    stages = chosen["stages"]
+    if block_m not in (2 * WARPGROUP_ROWS, 3 * WARPGROUP_ROWS) or block_n % 16 or not 16 <= block_n <= 256 or stages < 1:
+        raise Unsupported("flash_hopper: block_m must be 128 or 192, block_n a multiple of 16 up to 256 and stages "
+                          f"at least 1, got block_m={block_m}, block_n={block_n}, stages={stages}; change them")
+    smem = smem_bytes(shape.d, block_m, block_n, stages)
+    if smem > device.smem_per_block:
+        raise Unsupported(f"flash_hopper: {stages} stages of {block_n} keys and {block_m} queries at head dim "
+                          f"{shape.d} need {smem} bytes of shared memory, {device.name} grants "
+                          f"{device.smem_per_block}; choose smaller block_n or stages")
+    compiled = {
+        "BLOCK_M": block_m, "BLOCK_N": block_n, "STAGES": stages, "HEAD_DIM": shape.d, "CAUSAL": shape.causal,
+        "Element": shape.dtype, "SMEM_BYTES": smem,
+    }
+    grid = (ceil_div(shape.m, block_m), shape.h, shape.b)
+    maps = {"q": TileMap("q", (1, block_m, 1, PANEL), SWIZZLE),
+            **{name: TileMap(name, (1, block_n, 1, PANEL), SWIZZLE) for name in ("k", "v")}}
+    launch = Launch(FILE, "flash_hopper", grid, 128 * (block_m // WARPGROUP_ROWS + 1), smem, compiled, maps=maps)
+    return Plan((launch,), {"block_m": block_m, "block_n": block_n, "stages": stages})
+
+
+def arguments(shape: AttentionShape, plan: Plan, t) -> list:
+    maps = plan.launches[0].maps
+    return [[
+        *maps.items(), ("o", t["o"]), ("lse", t["lse"]), ("M", np.int32(shape.m)), ("N", np.int32(shape.n)),
+        ("GROUP", np.int32(shape.group)), ("sigma", np.float32(t["softmax_scale"])),
+    ]]
+
+
+ROW = Row(
+    name="flash_hopper", family="prefill", file=FILE, archs=("sm_90a",), dtypes=("float16", "bfloat16"),
+    head_dims=range(8, 257, 8), features=frozenset({"causal", "gqa", "lse"}),
+    constants={"block_m": None, "block_n": None, "stages": 2},
+    choices={"block_m": (128, 192), "block_n": (64, 80, 96, 128, 176), "stages": (2, 3)},
+    teaches="Copy, multiply and exponentiate at the same time: bulk copies into rings, products that run by "
+            "themselves, warps with roles.",
+    plan=plan, cost=cost, arguments=arguments,
+)
