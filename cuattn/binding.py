@@ -208,11 +208,15 @@ class Binding:
         inside = self.tensors[name].array
         self.copies_out += [pair for pair in self.copies_in if pair[0] is inside]
 
-    def _argument(self, value):
+    def _argument(self, kernel: str, value):
         """A plan's argument as the machine takes it: a tile map becomes a tensor map of its array."""
         if not isinstance(value, TileMap):
             return value
-        return self.machine.tensor_map(self.tensors[value.array], value.box, value.swizzle)
+        try:
+            return self.machine.tensor_map(self.tensors[value.array], value.box, value.swizzle)
+        except ValueError as error:
+            why = str(error).removeprefix("tensor map: ").removeprefix("array: ")
+            raise Unsupported(f"{kernel}: {value.array}: {why}, or choose another kernel") from None
 
     def planned(self, row: Row, shape, constants, outputs, scalars, lengths=None) -> Planned:
         """Resolves plan and binaries, makes the scratch, and prepares every launch that has work."""
@@ -220,7 +224,7 @@ class Binding:
         plan, builds = resolve(row, shape, machine.device, constants)
         for name, (extent, dtype) in plan.scratch.items():
             self.output(name, extent, dtype)
-        bound = [[(name, self._argument(value)) for name, value in args]
+        bound = [[(name, self._argument(row.name, value)) for name, value in args]
                  for args in row.arguments(shape, plan, {**self.tensors, **scalars})]
         work = [(launch, built, args) for launch, built, args in zip(plan.launches, builds, bound)
                 if all(launch.grid)]

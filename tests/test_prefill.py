@@ -13,6 +13,7 @@ from counted import run_counted
 import cuattn
 from cuattn.cpu import check_schedules
 from cuattn.kernels import ROWS
+from cuattn.kernels.base import AttentionShape, Unsupported
 
 KERNELS = [name for name, row in ROWS.items() if row.family == "prefill"]
 MARGIN = 512  # NaN elements around every buffer
@@ -154,22 +155,33 @@ def test_nothing_outside_is_read_or_written(machine, randn, kernel):
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_strides(machine, randn, kernel):
-    """Transposed views, K and V with different strides, one key row for all keys.
-
-    And views of a fused projection.
-    """
+    """Transposed views, K and V with different strides, and views of a fused projection."""
     heads_first = machine.upload(randn(1, 2, 65, 64))
     fused = machine.upload(randn(1, 65, 3, 2, 64))
-    one_row = machine.upload(randn(1, 1, 2, 64))
-    repeated = machine.xp.broadcast_to(one_row, (1, 65, 2, 64))
     turned = heads_first.transpose(0, 2, 1, 3)
-    for q, k, v in [(turned, turned, fused[:, :, 1]), (fused[:, :, 0], fused[:, :, 1], fused[:, :, 2]),
-                    (turned, repeated, turned)]:
-        p = cuattn.plan_attention(q, k, v, kernel=kernel)
-        p.run()
-        machine.synchronize()
-        host = [machine.download(x) for x in (q, k, v, *p.outputs)]
-        cuattn.compare.check_attention(*host, rounding=p.plan.rounding).raise_if_bad()
+    for q, k, v in [(turned, turned, fused[:, :, 1]), (fused[:, :, 0], fused[:, :, 1], fused[:, :, 2])]:
+        _check_in_place(machine, cuattn.plan_attention(q, k, v, kernel=kernel), q, k, v)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_one_row_for_all_keys(machine, randn, kernel):
+    """A stride of 0 is right, or refused where tensor maps take none."""
+    q, one_row = machine.upload(randn(1, 65, 2, 64)), machine.upload(randn(1, 1, 2, 64))
+    repeated = machine.xp.broadcast_to(one_row, (1, 65, 2, 64))
+    plan = ROWS[kernel].plan(AttentionShape(1, 2, 2, 65, 65, 64, "float16"), machine.device)
+    if any(launch.maps for launch in plan.launches):
+        with pytest.raises(Unsupported, match=f"^{kernel}: k: expected strides .* got 0 bytes; copy it, or choose"):
+            cuattn.plan_attention(q, repeated, q, kernel=kernel)
+        return
+    _check_in_place(machine, cuattn.plan_attention(q, repeated, q, kernel=kernel), q, repeated, q)
+
+
+def _check_in_place(machine, p, q, k, v) -> None:
+    """Runs it and compares, whatever the inputs' strides."""
+    p.run()
+    machine.synchronize()
+    host = [machine.download(x) for x in (q, k, v, *p.outputs)]
+    cuattn.compare.check_attention(*host, rounding=p.plan.rounding).raise_if_bad()
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -178,11 +190,7 @@ def test_a_dimension_of_one_has_no_stride(machine, randn, kernel):
     q, k, v = (machine.upload(randn(1, n, 1, 64)) for n in (1, 33, 33))
     odd = [_as_strided(machine, x, x.shape, (3331334, 128, 99990002, 2)) for x in (q, k, v)]
     odd[0] = _as_strided(machine, q, q.shape, (3331334, 77777778, 99990002, 2))
-    p = cuattn.plan_attention(*odd, kernel=kernel)
-    p.run()
-    machine.synchronize()
-    host = [machine.download(x) for x in (q, k, v, *p.outputs)]
-    cuattn.compare.check_attention(*host, rounding=p.plan.rounding).raise_if_bad()
+    _check_in_place(machine, cuattn.plan_attention(*odd, kernel=kernel), q, k, v)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)

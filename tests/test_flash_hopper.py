@@ -1,0 +1,80 @@
+"""What is particular to `flash_hopper`: rings that go round, tiles that differ, arrays that no tensor map takes."""
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from test_prefill import run
+
+import cuattn
+from cuattn.cpu import check_schedules
+from cuattn.devices import for_arch
+from cuattn.kernels import ROWS
+from cuattn.kernels.base import AttentionShape, Unsupported
+
+H200 = for_arch("sm_90a")
+
+
+@pytest.mark.parametrize("constants", [
+    {"block_m": 128, "block_n": 16, "stages": 1}, {"block_m": 128, "block_n": 48, "stages": 3},
+    {"block_m": 192, "block_n": 64, "stages": 2},
+], ids=str)
+def test_tiles_and_rings(machine, randn, constants):
+    """A ring of one stage, one that goes round several times and one that is never full."""
+    q, k, v = randn(1, 200, 2, 72), randn(1, 260, 1, 72), randn(1, 260, 1, 72)
+    run(machine, "flash_hopper", q, k, v, causal=True, constants=constants)
+
+
+@pytest.mark.parametrize("d", [64, 256])
+def test_equal_bits_where_rings_go_round(cpu, randn, d):
+    q, k, v = (cpu.upload(randn(1, length, 1, d)) for length in (140, 300, 300))
+    p = cuattn.plan_attention(q, k, v, causal=True, kernel="flash_hopper", constants={"block_n": 32})
+    o, lse = p.outputs
+    check_schedules(cpu, p.run, {"o": o, "lse": lse})
+
+
+def test_every_stage_is_given_back_as_often_as_it_is_filled(cpu, randn):
+    """Nothing is copied twice, nothing for a tile that no row sees, and each product is issued once."""
+    q, k, v = (cpu.upload(randn(1, n, 1, 64)) for n in (192, 640, 640))
+    p = cuattn.plan_attention(q, k, v, kernel="flash_hopper", constants={"block_n": 64})
+    with cpu.counting() as counted:
+        p.run()
+    assert counted.bytes_loaded == (192 + 2 * 640) * 128
+    assert counted.wgmma == 3 * 10 * (4 + 4)  # warpgroups, tiles, steps of 16 along D and along the keys
+
+
+@given(st.integers(1, 32), st.integers(1, 100_000), st.integers(0, 100_000), st.booleans())
+def test_every_plan_fits(d, m, n, causal):
+    launch, = ROWS["flash_hopper"].plan(AttentionShape(2, 4, 2, m, n, 8 * d, "bfloat16", causal), H200).launches
+    assert launch.smem_bytes <= H200.smem_per_block
+    block_m = launch.constants["BLOCK_M"]
+    assert (launch.grid[0] - 1) * block_m < m <= launch.grid[0] * block_m and launch.block == 2 * block_m + 128
+
+
+@pytest.mark.parametrize(("constants", "said"), [
+    ({"block_m": 64}, "block_m must be 128 or 192, block_n a multiple of 16 up to 256 .* got block_m=64"),
+    ({"block_n": 40}, "got block_m=128, block_n=40"),
+    ({"stages": 4}, "4 stages of 128 keys and 128 queries at head dim 128 need 295936 bytes .* choose smaller"),
+])
+def test_constants_that_make_no_sense_are_refused(constants, said):
+    with pytest.raises(Unsupported, match=said):
+        ROWS["flash_hopper"].plan(AttentionShape(1, 1, 1, 512, 512, 128, "float16"), H200, constants)
+
+
+def test_an_array_that_no_tensor_map_takes_is_refused_in_a_sentence(machine, randn):
+    one = machine.upload(randn(1, 1, 2, 64))
+    repeated, q = machine.xp.broadcast_to(one, (1, 65, 2, 64)), machine.upload(randn(1, 65, 2, 64))
+    with pytest.raises(Unsupported, match="flash_hopper: k: expected strides of positive multiples of 16 bytes"):
+        cuattn.plan_attention(q, repeated, q, kernel="flash_hopper")
+
+
+def test_heads_of_a_fused_projection_need_no_copy(machine, randn):
+    """Views with strides of their own, as long as these are multiples of 16 bytes."""
+    fused = machine.upload(randn(1, 150, 3, 2, 72))
+    p = cuattn.plan_attention(*(fused[:, :, i] for i in range(3)), causal=True, kernel="flash_hopper")
+    p.run()
+    machine.synchronize()
+    host = [machine.download(x) for x in (*(fused[:, :, i] for i in range(3)), *p.outputs)]
+    cuattn.compare.check_attention(*(np.ascontiguousarray(x) for x in host[:3]), *host[3:],
+                                   causal=True).raise_if_bad()
