@@ -18,7 +18,7 @@ H200 = for_arch("sm_90a")
 
 @pytest.mark.parametrize("constants", [
     {"block_m": 128, "block_n": 16, "stages": 1}, {"block_m": 128, "block_n": 48, "stages": 3},
-    {"block_m": 192, "block_n": 64, "stages": 2},
+    {"block_m": 192, "block_n": 64, "stages": 2, "turns": True},
 ], ids=str)
 def test_tiles_and_rings(machine, randn, constants):
     """A ring of one stage, one that goes round several times and one that is never full."""
@@ -26,10 +26,11 @@ def test_tiles_and_rings(machine, randn, constants):
     run(machine, "flash_hopper", q, k, v, causal=True, constants=constants)
 
 
-@pytest.mark.parametrize("d", [64, 256])
-def test_equal_bits_where_rings_go_round(cpu, randn, d):
+@pytest.mark.parametrize(("d", "turns"), [(64, False), (64, True), (256, True)])
+def test_equal_bits_where_rings_go_round(cpu, randn, d, turns):
     q, k, v = (cpu.upload(randn(1, length, 1, d)) for length in (140, 300, 300))
-    p = cuattn.plan_attention(q, k, v, causal=True, kernel="flash_hopper", constants={"block_n": 32})
+    p = cuattn.plan_attention(q, k, v, causal=True, kernel="flash_hopper",
+                              constants={"block_n": 32, "turns": turns})
     o, lse = p.outputs
     check_schedules(cpu, p.run, {"o": o, "lse": lse})
 

@@ -51,13 +51,13 @@ def plan(shape: AttentionShape, device, overrides=None) -> Plan:
                           f"{device.smem_per_block}; choose smaller block_n or stages")
     compiled = {
         "BLOCK_M": block_m, "BLOCK_N": block_n, "STAGES": stages, "HEAD_DIM": shape.d, "CAUSAL": shape.causal,
-        "Element": shape.dtype, "SMEM_BYTES": smem,
+        "Element": shape.dtype, "SMEM_BYTES": smem, "TURNS": chosen["turns"],
     }
     grid = (ceil_div(shape.m, block_m), shape.h, shape.b)
     maps = {"q": TileMap("q", (1, block_m, 1, PANEL), SWIZZLE),
             **{name: TileMap(name, (1, block_n, 1, PANEL), SWIZZLE) for name in ("k", "v")}}
     launch = Launch(FILE, "flash_hopper", grid, 128 * (block_m // WARPGROUP_ROWS + 1), smem, compiled, maps=maps)
-    return Plan((launch,), {"block_m": block_m, "block_n": block_n, "stages": stages})
+    return Plan((launch,), {**chosen, "block_m": block_m, "block_n": block_n})
 
 
 def arguments(shape: AttentionShape, plan: Plan, t) -> list:
@@ -71,8 +71,8 @@ def arguments(shape: AttentionShape, plan: Plan, t) -> list:
 ROW = Row(
     name="flash_hopper", family="prefill", file=FILE, archs=("sm_90a",), dtypes=("float16", "bfloat16"),
     head_dims=range(8, 257, 8), features=frozenset({"causal", "gqa", "lse"}),
-    constants={"block_m": None, "block_n": None, "stages": 2},
-    choices={"block_m": (128, 192), "block_n": (64, 80, 96, 128, 176), "stages": (2, 3)},
+    constants={"block_m": None, "block_n": None, "stages": 2, "turns": False},
+    choices={"block_m": (128, 192), "block_n": (64, 80, 96, 128, 176), "stages": (2, 3), "turns": (False, True)},
     teaches="Copy, multiply and exponentiate at the same time: bulk copies into rings, products that run by "
             "themselves, warps with roles.",
     plan=plan, cost=cost, arguments=arguments,

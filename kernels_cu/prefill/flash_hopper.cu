@@ -9,6 +9,8 @@
 //         rows of S, P and O in registers
 // smem    one tile of Q; rings of STAGES tiles of K and of V, each with two mbarriers: full, which the bytes
 //         complete, and empty, on which every consumer arrives
+// turns   with TURNS a warpgroup starts its products only when it is its turn, so that the softmax of one runs
+//         beside the products of another
 // order   keys from the last tile to the first, so that the masked ones come first; while O += P V of one tile
 //         runs, so does S of the next, whose softmax needs neither
 // bytes   a block reads its Q tile once and every visible tile of K and V once, and writes its O tile and LSE
@@ -99,10 +101,28 @@ struct Rescale {
   }
 };
 
+/// Whose products may be started: the warpgroups pass the turn round, the first one begins. Barriers 1, 2, …
+struct Turn {
+  static constexpr int THREADS_OF_TWO = 2 * WARPGROUP;
+  int group;
+
+  METHOD static int barrier(int group) { return 1 + group % CONSUMERS; }
+  METHOD void begin(SITE_ONLY) const {
+    if (TURNS && group == CONSUMERS - 1) named_arrive(barrier(0), THREADS_OF_TWO AT_SITE);
+  }
+  METHOD void take(SITE_ONLY) const {
+    if (TURNS) named_sync(barrier(group), THREADS_OF_TWO AT_SITE);
+  }
+  METHOD void pass(bool last SITE) const {
+    if (TURNS && !(last && group == CONSUMERS - 1)) named_arrive(barrier(group + 1), THREADS_OF_TWO AT_SITE);
+  }
+};
+
 /// A warpgroup's 64 rows, from the first product to the last.
 struct Consumer {
   Smem& s;
   const Work& work;
+  const Turn turn;
   int row0, M, N;
   float sigma2;
   WarpgroupAccumulator<WGMMA_ROWS, D_PAD> r_o;
@@ -110,8 +130,8 @@ struct Consumer {
   WarpgroupFragments<WGMMA_ROWS, BLOCK_N> r_p;
   Softmax<MMA_M> softmax;
 
-  METHOD Consumer(Smem& s, const Work& work, int row0, int M, int N, float sigma2)
-      : s(s), work(work), row0(row0), M(M), N(N), sigma2(sigma2) {}
+  METHOD Consumer(Smem& s, const Work& work, int group, int M, int N, float sigma2)
+      : s(s), work(work), turn{group}, row0(group * WGMMA_ROWS), M(M), N(N), sigma2(sigma2) {}
 
   /// Starts S = Q Kᵀ of tile i.
   METHOD void start_scores(int i) {
@@ -137,7 +157,10 @@ struct Consumer {
   METHOD void run() {
     r_o.clear();
     if (work.tiles == 0) return;
+    turn.begin();
+    turn.take();
     start_scores(0);
+    turn.pass(work.tiles == 1);
     wgmma_wait<0>(r_s);
     release(s.k_empty[0]);
     mask(0);
@@ -145,8 +168,10 @@ struct Consumer {
     r_p.template round<Element>(r_s);
 #pragma unroll 1
     for (int i = 1; i < work.tiles; ++i) {
+      turn.take();
       start_scores(i);
       start_output(i - 1);
+      turn.pass(i == work.tiles - 1);
       wgmma_wait<1>(r_s);
       release(s.k_empty[Use(i).stage]);
       mask(i);
@@ -184,11 +209,11 @@ flash_hopper(const __grid_constant__ TensorMap q, const __grid_constant__ Tensor
     if (warp_id() == 0 && elect_one()) produce(s, q, k, v, work, work.h / GROUP);
   } else {
     setmaxnreg_inc<CONSUMER_REGISTERS>();
-    const int row0 = (warpgroup_id() - 1) * WGMMA_ROWS, rows = work.rows - row0;
     mbarrier_wait(s.q_full, 0);
-    Consumer consumer(s, work, row0, M, N, sigma * LOG2_E);
+    Consumer consumer(s, work, warpgroup_id() - 1, M, N, sigma * LOG2_E);
     consumer.run();
 
+    const int row0 = consumer.row0, rows = work.rows - row0;
     Softmax<MMA_M>& softmax = consumer.softmax;
     softmax.finish();
     softmax.normalise(consumer.r_o);
