@@ -55,7 +55,10 @@ ONE_IN = 4  # are tried again by the tests
 STEPS = 1 << 22  # of a block, after which a mutant is taken to wait forever
 
 # Why a mutant that nobody notices is no fault of the instruments, by its key.
-REASONS: dict[str, str] = {}
+REASONS = {
+    "prefill/flash_hopper.cu take: `named_sync(barrier(group), THREADS_OF_TWO AT_SITE)`":
+        "It says when a warpgroup starts its products, for speed alone; no data waits for it.",
+}
 
 
 # --- finding
@@ -150,6 +153,7 @@ CONSTANTS = {"chunked_atomic": (_CHUNKED,),
              "chunked_fused": (_CHUNKED, {**_CHUNKED, "scores": "global"}),
              "chunked_unfused": (_CHUNKED,),
              "flash": ({"block_m": 32, "block_n": 16, "warps": 2},),
+             "flash_hopper": ({"block_m": 128, "block_n": 16, "turns": True},),
              "paged": ({"splits": 3, "warps": 2, "stages": 3},)}
 TRIED_AS = {"decode/paged.cu": "paged"}  # files that other kernels launch as they stand, so that one is enough
 DIM = 16

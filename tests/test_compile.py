@@ -24,6 +24,8 @@ from cuattn.kernels.base import AppendShape, AttentionShape, DecodeShape, ProbeS
 from cuattn.paths import KERNELS
 
 ARCHS = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_120"]
+REWRITTEN = re.compile(r"C75\d\d")  # ptxas serialises products, or ignores setmaxnreg
+LOCAL = re.compile(r"[1-9]\d* bytes stack frame")
 PROBES = dict(THREADS=256, UNROLL=8, Element="bfloat16")
 
 
@@ -64,6 +66,9 @@ def test_every_default_compiles_within_limits_and_without_spills(name, arch):
             assert launch.smem_bytes <= device.smem_per_block
             built = compiler.build(launch.file, launch.entry, launch.constants, arch)
             assert not built.spill_bytes or row.spills, f"{shape}: {built.spill_bytes} bytes spilled"
+            log = (built.path.parent / "log.txt").read_text()
+            assert not REWRITTEN.search(log), f"{shape}: {log}"
+            assert not LOCAL.search(log) or row.spills, f"{shape}: an array in local memory: {log}"
             assert built.registers * launch.block <= device.registers_per_sm
 
 

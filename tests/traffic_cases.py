@@ -45,6 +45,7 @@ def _prefill(machine, kernel: str, causal: bool, constants: dict) -> Planned:
 CASES = {
     "flash": lambda m: _prefill(m, "flash", False, FLASH),
     "flash causal": lambda m: _prefill(m, "flash", True, FLASH),
+    "flash_hopper": lambda m: _prefill(m, "flash_hopper", True, {"block_m": 128, "block_n": 64}),
     "standard": lambda m: _prefill(m, "standard", False, {"head_group": 4}),
     "chunked_unfused": lambda m: _prefill(m, "chunked_unfused", False, CHUNKED),
     "chunked_fused": lambda m: _prefill(m, "chunked_fused", False, FUSED),
@@ -76,12 +77,12 @@ def summary(sites) -> dict[str, dict[str, int]]:
 #: What is compared: a name, the accesses it sums over, and the column.
 SUMS = [
     ("load sectors", ("global load",), "sectors"),
-    ("copy sectors", ("global copy",), "sectors"),
+    ("copy sectors", ("global copy", "bulk load"), "sectors"),
     ("store sectors", ("global store",), "sectors"),
     ("shared load passes", ("shared load", "ldmatrix"), "wavefronts"),
     ("shared load conflicts", ("shared load", "ldmatrix"), "conflicts"),
     ("shared store passes", ("shared store",), "wavefronts"),
     ("shared store conflicts", ("shared store",), "conflicts"),
     ("shared copy passes", ("shared copy",), "wavefronts"),
-    ("tensor instructions", ("mma",), "instructions"),
+    ("tensor instructions", ("mma", "wgmma"), "instructions"),
 ]

@@ -10,7 +10,7 @@ from cuattn.paths import KERNELS
 BEGIN, END = "<!-- ladder: python -m cuattn.kernels -->\n", "<!-- end of ladder -->"
 # As a reader climbs; others follow by name.
 LADDER = ("standard", "chunked_unfused", "chunked_fused", "chunked_atomic", "flash",
-          "paged_launches", "paged_gather", "paged")
+          "flash_hopper", "paged_launches", "paged_gather", "paged")
 STEPS = {"prefill": "Prefill", "decode": "Decode", "cache": "The cache", "probe": "The device itself"}
 
 

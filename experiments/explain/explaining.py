@@ -26,8 +26,9 @@ from experiments.catalog import PEERS, Entry, catalog
 from experiments.explain import asking, saved, timelines
 from experiments.words import UserError, nearest
 
-READS = ("shared load", "ldmatrix", "shared atomic")  # of shared memory, among cpu_trace.ACCESSES
-WRITES = ("shared store", "shared copy", "shared atomic")
+# Of shared memory, among cpu_trace.ACCESSES.
+READS = ("shared load", "ldmatrix", "shared atomic", "wgmma", "bulk store")
+WRITES = ("shared store", "stmatrix", "shared copy", "shared atomic", "bulk load")
 REFUSALS = (cuattn.CompileError, cuattn.CompilerMissing, cuattn.ContractError, cuattn.MachineUnavailable,
             cuattn.Unsupported)
 

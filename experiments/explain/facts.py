@@ -10,10 +10,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 # Which of the machine's accesses move bytes of what, and which order threads.
-LOADS, STORES = ("global load", "global copy"), ("global store",)
+LOADS, STORES = ("global load", "global copy", "bulk load"), ("global store", "bulk store")
 GLOBAL = (*LOADS, *STORES, "global atomic")
-SHARED = ("shared load", "shared store", "shared copy", "shared atomic", "ldmatrix")
-BARRIERS = ("warp barrier", "block barrier", "named barrier", "fence")
+SHARED = ("shared load", "shared store", "shared copy", "shared atomic", "ldmatrix", "stmatrix", "wgmma")
+BARRIERS = ("warp barrier", "block barrier", "named barrier", "cluster barrier", "mbarrier arrive",
+            "mbarrier wait", "fence", "proxy fence")
 SUMMED = ("instructions", "lanes", "bytes", "sectors", "wavefronts", "conflicts")
 FULL = "B a sector"
 FULL_MEANS = ("32 where every byte of the sectors touched was asked for once, more where lanes ask for the "
