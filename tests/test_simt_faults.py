@@ -10,6 +10,7 @@ import sys
 import textwrap
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -273,6 +274,12 @@ def alive(pid: int) -> bool:
     return True
 
 
+def seconds_of(pid: int) -> float:
+    """Processor time a process has had."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL])
 def test_children_end_with_an_interrupt_and_with_their_parent(machine, sent):
     build(str(SOURCE), "spin", {}, "cpu")
@@ -280,11 +287,15 @@ def test_children_end_with_an_interrupt_and_with_their_parent(machine, sent):
         [sys.executable, "-c", textwrap.dedent(SPINNER).format(source=str(SOURCE))],
         cwd=SOURCE.parents[2], stdout=subprocess.PIPE, text=True,
     )
-    child = int(parent.stdout.readline())
-    time.sleep(0.7)
-    assert alive(child)
-    parent.send_signal(sent)
-    rest = parent.communicate(timeout=20)[0]
+    try:
+        child = int(parent.stdout.readline())
+        begun = seconds_of(child)
+        while seconds_of(child) < begun + 0.5:  # it spins
+            time.sleep(0.02)
+        parent.send_signal(sent)
+        rest = parent.communicate(timeout=60)[0]
+    finally:
+        parent.kill()
     if sent == signal.SIGINT:
         assert rest == "interrupted\n" and parent.returncode == 0
     deadline = time.monotonic() + 10
