@@ -22,6 +22,7 @@ def main() -> None:
     page = st.navigation(
         [
             screen("overview", "Overview", "dashboard", default=True),
+            screen("ladder", "Ladder", "stairs"),
             screen("memory", "Memory vs throughput", "memory"),
             screen("decode", "Paged decode", "auto_stories"),
             screen("kernel", "Kernel", "developer_board"),

@@ -18,11 +18,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import streamlit as st
 
-from dashboard import rows
-from experiments import store
+from dashboard import against, rows
+from experiments import ceilings, ladder, store
+from experiments.ceilings import Ceilings
 from experiments.claims import definition, judging
 from experiments.claims.findings import Finding
 from experiments.explain import saved
+from experiments.suite import Rung
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORDED = store.RECORDED
@@ -47,7 +49,7 @@ class Loaded:
     Attributes
     ----------
     frame : pandas.DataFrame
-        The latest attempt of every case, prepared (see `rows.prepare`).
+        The latest attempt of every case, prepared (see `rows.prepare`), with what `ladder.FACTS` names.
     attempts : pandas.DataFrame
         Every attempt, prepared.
     quarantined : list of (str, str)
@@ -57,6 +59,10 @@ class Loaded:
         One row a file: run, file, size, schema version, modification time (UTC).
     unfinished : list of (str, int, int)
         Runs that lack rows: folder, cases planned, cases with a row.
+    rungs : dict of str to list of Rung
+        By run folder, those its manifest names.
+    tops : dict of str to Ceilings
+        By GPU: what the loaded rows measured of it, else a run beside them or a recorded one.
     """
 
     frame: pd.DataFrame
@@ -65,6 +71,8 @@ class Loaded:
     torn_lines: int = 0
     files: pd.DataFrame = field(default_factory=pd.DataFrame)
     unfinished: list[tuple[str, int, int]] = field(default_factory=list)
+    rungs: dict[str, list[Rung]] = field(default_factory=dict)
+    tops: dict[str, Ceilings] = field(default_factory=dict)
 
 
 def runs_root() -> Path:
@@ -141,6 +149,11 @@ def load(folders: list[Folder]) -> Loaded:
     )
 
 
+def forget() -> None:
+    """Reads every run again next time, and what lies beside it: ceilings may have been measured since."""
+    _load.clear()
+
+
 def _state(folders: list[Folder]) -> tuple[tuple[str, int, int], ...]:
     state = []
     for folder in folders:
@@ -178,9 +191,29 @@ def _load(paths: tuple[str, ...], state: tuple[tuple[str, int, int], ...], hashe
         for run in found.runs
         if (done := _distinct(frame, run)) < (planned := _planned(run.manifest))
     ]
+    tops = _tops(frame)
+    together = {str(run.path): _together(run) for run in found.runs}
+    latest = against.others(rows.latest(attempts), frame, together, tops)
+    rungs = {str(run.path): ladder.rungs_of(run.manifest) for run in found.runs}
     return Loaded(
-        rows.latest(attempts), attempts, quarantined, found.torn_lines, _describe(state), unfinished
+        latest, attempts, quarantined, found.torn_lines, _describe(state), unfinished, rungs, tops
     )
+
+
+def _tops(frame: pd.DataFrame) -> dict[str, Ceilings]:
+    """The ceilings of every GPU among the rows."""
+    found: dict[str, Ceilings] = {}
+    places = frame.loc[frame["machine"] == "gpu", ["device", "run_path"]].dropna().drop_duplicates()
+    for device, path in places.itertuples(index=False):
+        if not found.get(device):
+            found[device] = ceilings.of_rows(frame, device) or ceilings.measured(device, Path(path))
+    return found
+
+
+def _together(run: store.RunInfo) -> str:
+    """What the shards of one run share; a whole run is alone."""
+    shard = run.manifest.get("shard")
+    return f"{run.manifest.get('suite')}/{shard.get('of')}" if isinstance(shard, dict) else str(run.path)
 
 
 def _planned(manifest: dict) -> int:
@@ -204,6 +237,14 @@ def _device_bytes(manifest: dict) -> float | None:
 def short(path: Path) -> str:
     """A path as one would type it in the project's folder."""
     return path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else str(path)
+
+
+def short_name(path: str) -> str:
+    """A run's folder as the reader knows it: below the recorded runs, below their own, or as it is."""
+    for root in (RECORDED, runs_root()):
+        if Path(path).is_relative_to(root):
+            return _name(Path(path), root)
+    return short(Path(path))
 
 
 @st.cache_data(ttl=60, show_spinner=False)

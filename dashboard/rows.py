@@ -31,6 +31,7 @@ NUMBERS = (
     "measured_empty_us",
     "measured_peak_pool_bytes",
     "measured_device_used_bytes",
+    "measured_sm_busy",
     "measured_tflops",
     "measured_gbps",
     "measured_tokens_per_s",
@@ -38,7 +39,9 @@ NUMBERS = (
     "counted_blocks",
     "counted_bytes_loaded",
     "counted_bytes_stored",
+    "counted_peak_bytes",
     "modelled_flops",
+    "modelled_launches",
     "modelled_bytes_loaded",
     "modelled_bytes_stored",
     "modelled_scratch_bytes",
@@ -46,11 +49,14 @@ NUMBERS = (
     "device_bytes",
     "memory_limit_bytes",
     "memory_reserve_bytes",
+    "max_err",
+    "tolerance",
 )
 NAMES = (
     "run_id",
     "suite",
     "case_id",
+    "rung",
     "status",
     "error",
     "machine",
@@ -65,6 +71,7 @@ NAMES = (
     "mode",
     "cache_mode",
     "constants",
+    "constants_used",
     "source_hash",
 )
 TIMES = ("started_at", "finished_at")

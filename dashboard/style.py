@@ -20,7 +20,12 @@ MUTED, GRID = "#6E7A86", "rgba(128, 140, 152, 0.2)"
 KERNELS = {
     "flash": (BLUE, "circle"),
     "standard": (VERMILLION, "square"),
+    "chunked_unfused": (SKY, "square"),
+    "chunked_fused": (GREEN, "square"),
+    "chunked_atomic": (PURPLE, "circle"),
     "paged": (GREEN, "circle"),
+    "paged_gather": (ORANGE, "square"),
+    "paged_launches": (VERMILLION, "circle"),
     "torch_math": (ORANGE, "triangle-up"),
     "torch_flash": (SKY, "triangle-down"),
     "torch_cudnn": (PURPLE, "diamond"),
@@ -34,7 +39,21 @@ KERNELS = {
     "mma": (OLIVE, "circle"),
     "empty": (SLATE, "circle"),
 }
-OWN = ("flash", "standard", "paged", "append", "copy", "read", "mma", "empty")
+OWN = (
+    "flash",
+    "standard",
+    "chunked_unfused",
+    "chunked_fused",
+    "chunked_atomic",
+    "paged",
+    "paged_gather",
+    "paged_launches",
+    "append",
+    "copy",
+    "read",
+    "mma",
+    "empty",
+)
 OTHER_COLOURS = (ORANGE, SKY, PURPLE, OLIVE, SLATE, GREEN, VERMILLION, BLUE)
 OTHER_SHAPES = ("triangle-up", "triangle-down", "cross", "diamond", "triangle-right", "triangle-left")
 

@@ -12,6 +12,7 @@ from dashboard import charts_runs, data, rows
 
 TABLE_COLUMNS = (
     "suite",
+    "step",
     "kernel",
     "variant",
     "shape",
@@ -24,10 +25,18 @@ TABLE_COLUMNS = (
     "measured_time_q3_us",
     "p99_us",
     "measured_n_samples",
+    "x_standard",
+    "x_flash",
     "tflops",
     "gbps",
+    "tensor_use",
+    "bandwidth_use",
+    "measured_sm_busy",
+    "launch_share",
+    "tail",
     "peak_gb",
     "formula_gb",
+    "mode",
     "cache_mode",
     "page_order",
     "sorted",
@@ -38,6 +47,7 @@ TABLE_COLUMNS = (
     "counted_bytes_loaded",
     "counted_bytes_stored",
     "counted_launches",
+    "modelled_launches",
     "modelled_flops",
     "modelled_bytes_loaded",
     "modelled_bytes_stored",
@@ -54,6 +64,13 @@ LABELS = {
     "shuffled": "measured median with shuffled pages, µs",
     "ratio": "shuffled ÷ sorted",
     "measured_n_samples": "samples",
+    "x_standard": "measured × standard",
+    "x_flash": "measured × flash",
+    "tensor_use": "measured tensor use",
+    "bandwidth_use": "measured bandwidth use",
+    "measured_sm_busy": "measured SMs busy",
+    "launch_share": "measured launch share",
+    "tail": "measured p99 ÷ median",
     "tflops": "measured TFLOP/s",
     "gbps": "measured GB/s",
     "peak_gb": "measured peak, GB",
@@ -61,6 +78,7 @@ LABELS = {
     "counted_bytes_loaded": "counted loaded, B",
     "counted_bytes_stored": "counted stored, B",
     "counted_launches": "counted launches",
+    "modelled_launches": "modelled launches",
     "modelled_flops": "modelled flops",
     "modelled_bytes_loaded": "modelled loaded, B",
     "modelled_bytes_stored": "modelled stored, B",
@@ -88,6 +106,7 @@ def pick_runs() -> data.Loaded:
             f"Own runs: `{data.short(data.runs_root())}` (set `{data.RUNS_VARIABLE}` for another folder)."
         )
         if st.button("Look for new runs", icon=":material/refresh:", type="tertiary"):
+            data.forget()
             st.rerun()
     loaded = data.load([names[name] for name in chosen])
     if loaded.quarantined or loaded.torn_lines:
@@ -230,6 +249,22 @@ def commands(frame: pd.DataFrame) -> list[str]:
     return [f"python -m experiments run {shlex.quote(suite)}" for suite in suites] or [
         "python -m experiments list"
     ]
+
+
+def ceilings_of(loaded: data.Loaded, device: str) -> None:
+    """Says what was measured of a device and by which rows, or which command measures it."""
+    top = loaded.tops.get(device)
+    if not top:
+        st.caption(f"What {device} itself can do has not been measured; this command does, on that device:")
+        st.code("python -m experiments run ceilings", language="bash")
+        return
+    probes = rows.ok(loaded.frame)
+    probes = probes[(probes["device"] == device) & probes["kernel"].isin(["read", "mma"])]
+    runs = [run for run in dict.fromkeys(probes["run_id"]) if run]
+    where = f"run {', '.join(runs)}" if runs else "a run of `ceilings` that is not among the chosen ones"
+    rates = [f"reads {top.read_gbps:,.0f} GB/s"] if top.read_gbps is not None else []
+    rates += [f"mma.sync {rate:,.0f} TFLOP/s in {dtype}" for dtype, rate in sorted(top.tflops.items())]
+    st.caption(f"Measured ceilings of {device}: {', '.join(rates)} ({where}).")
 
 
 def counted(frame: pd.DataFrame) -> None:

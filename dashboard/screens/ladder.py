@@ -1,0 +1,92 @@
+"""Ladder: chunked attention and paged decode repaired step by step; what each step buys, and what it costs."""
+
+from __future__ import annotations
+
+import pandas as pd
+import streamlit as st
+
+from dashboard import charts_ladder, data, rows, steps, views
+
+SUITES = {"ladder": "Chunked attention", steps.PAGED: "Paged decode"}
+
+
+def page(loaded: data.Loaded) -> None:
+    views.heading("Ladder", "What does each repair of a slow kernel buy in time, and what does it cost?")
+    if views.nothing(loaded, "results"):
+        return
+    made = steps.of(loaded.frame, loaded.rungs)
+    if made.empty:
+        st.info("These runs hold no ladder: no two rows are steps of one suite at one shape.")
+        st.code("\n".join(f"python -m experiments run {suite}" for suite in SUITES), language="bash")
+        return
+    made = choose(made)
+    if len(rows.gpu(made)):
+        climb(made)
+    else:
+        st.info(
+            "These rows come from the CPU machine, which executes every step and counts its bytes and "
+            "launches. It models no time, so there is none to show.",
+            icon=":material/calculate:",
+        )
+    st.header("Bytes, launches, memory")
+    missing = "No step has bytes, launches or a peak, counted, modelled or measured."
+    views.show(charts_ladder.costs(made), made, "ladder-costs", missing)
+    if len(rows.gpu(made)):
+        use(made, loaded)
+    what_changes(made)
+
+
+def choose(made: pd.DataFrame) -> pd.DataFrame:
+    """One suite, device, run and point."""
+    with views.choices():
+        suites = [suite for suite in (*SUITES, *dict.fromkeys(made["suite"])) if suite in set(made["suite"])]
+        names = {SUITES.get(suite, suite): suite for suite in suites}
+        made = made[made["suite"] == names[views.choose("Ladder", list(names), "ladder_suite")]]
+        timed = list(rows.gpu(made)["device"].value_counts().index)
+        devices = list(made["device"].value_counts().index)
+        device = views.choose("Device", devices, "ladder_device", timed[0] if timed else None)
+        made = made[made["device"] == device]
+        paths = made.sort_values("finished_at", ascending=False, na_position="last")["run_path"]
+        runs = {data.short_name(path): path for path in dict.fromkeys(paths)}
+        made = made[made["run_path"] == runs[views.choose("Run", list(runs), "ladder_run")]]
+        point = views.choose("Shape, dtype and mode", steps.points(made), "ladder_point")
+    return made[made["point"] == point].sort_values("place", kind="stable")
+
+
+def climb(made: pd.DataFrame) -> None:
+    """Time step by step, against what the reader chooses."""
+    st.header("Time")
+    base = steps.BASE.get(made["suite"].iloc[0])
+    scales = [f"× step {base}", "Time"] if base else ["× standard", "× flash", "Time"]
+    scale = st.segmented_control(
+        "Show", scales, default=scales[0], required=True, key=f"ladder_scale_{base or 'x'}",
+        bind="query-params",
+    )
+    scale = scale if scale in scales else scales[0]
+    missing = f"At this shape no step has a time to show as “{scale}”: no step ended ok, or its yardstick did not."
+    views.show(charts_ladder.staircase(made, scale), made, "ladder", missing)
+
+
+def use(made: pd.DataFrame, loaded: data.Loaded) -> None:
+    """Shares of ceilings and of time."""
+    st.header("What binds each step")
+    views.show(
+        charts_ladder.uses(made), made, "ladder-use", "No step ended ok, so there is no use of the device."
+    )
+    views.ceilings_of(loaded, made["device"].iloc[0])
+    st.caption(
+        "Tensor use: useful flop/s over the measured mma.sync rate. Bandwidth use: requested bytes over the "
+        "time, over the measured read rate; above 100 %, L2 served some. Busy: share of the time in which a "
+        "multiprocessor has a warp. Launches: their number times an empty kernel's time, over the time."
+    )
+
+
+def what_changes(made: pd.DataFrame) -> None:
+    """Each step's kernel and constants, and what it changes against which."""
+    with st.expander(f"The steps ({made['step'].nunique()})", icon=":material/stairs:"):
+        view = made.drop_duplicates("step")[["step", "kernel", "constants", "change", "after"]]
+        view = view.rename(columns={"change": "what it changes", "after": "against step"})
+        st.dataframe(view, hide_index=True, key="ladder-steps", alt="Each step's kernel and constants.")
+
+
+page(st.session_state["loaded"])

@@ -1,0 +1,250 @@
+"""The page Ladder: its steps, its charts on made-up rows of a GPU, and the page on recorded and odd runs."""
+
+from __future__ import annotations
+
+import json
+
+import dashboard_rows as made
+import numpy as np
+import pandas as pd
+import pytest
+import suite_rows
+from dashboard_pages import opener, words
+
+from dashboard import against, charts_ladder, data, rows, steps
+from dashboard.charts_ladder import COUNTED, MEASURED, MODELLED
+from experiments import ladder, store
+from experiments.ceilings import Ceilings
+from experiments.suite import load_suite
+
+RUNGS = list(load_suite("ladder").rungs)
+TOPS = {suite_rows.DEVICE: Ceilings(4400.0, {"float16": 640.0})}
+
+
+@pytest.fixture
+def open_page(tmp_path, monkeypatch):
+    """Runs one page on the given folders; see `dashboard_pages.opener`."""
+    return opener(tmp_path, monkeypatch)
+
+
+def climbed(lines: list[dict], rungs=RUNGS) -> pd.DataFrame:
+    """The steps among made-up rows of one run."""
+    stored = made.frame(lines).assign(run_path="a")
+    latest = against.others(rows.latest(rows.prepare(stored)), stored, {}, TOPS)
+    return steps.of(latest, {"a": rungs})
+
+
+@pytest.fixture(scope="module")
+def lines() -> list[dict]:
+    return suite_rows.rows_of("ladder")
+
+
+@pytest.fixture(scope="module")
+def timed(lines) -> pd.DataFrame:
+    return climbed(lines)
+
+
+def shown(chart, *fields: str) -> list[dict]:
+    """The rows of a chart's data that have these fields."""
+    tables = chart.to_dict()["datasets"].values()
+    return [row for table in tables for row in table if all(row.get(field) is not None for field in fields)]
+
+
+def test_steps_are_the_rungs_in_their_order(timed):
+    assert list(timed.sort_values("place")["step"]) == [rung.name for rung in RUNGS]
+    assert set(timed["point"]) == {"2/1 heads · D64 · B1 · N1K · full · float16 · launch"}
+    assert timed["name"].iloc[0] == "0 · standard"
+
+
+def test_a_point_with_a_single_step_is_no_ladder(timed):
+    """Flash with few queries has the constants of a rung, but nothing beside it."""
+    assert not (timed["m"] == 32).any()
+
+
+def test_rungs_are_those_of_the_runs_own_manifest(lines):
+    assert climbed(lines, RUNGS[:3])["step"].nunique() == 3
+    assert climbed(lines, ()).empty
+
+
+def test_a_step_is_set_against_the_one_it_comes_after(timed):
+    found = steps.climb(timed, "measured_time_us", "time_low", "time_high").set_index("step")
+    for rung in RUNGS[1:]:
+        assert found.loc[rung.name, "before"] == found.loc[rung.after, "value"]
+    assert np.isnan(found.loc["0", "before"])
+    assert (found["low"] <= found["value"]).all() and (found["value"] <= found["high"]).all()
+
+
+def test_slowdowns_are_those_of_the_reader(timed):
+    found = steps.climb(timed, "measured_time_us", "time_low", "time_high", "x_flash")
+    np.testing.assert_allclose(found["value"], found["x_flash"])
+    time = found.set_index("step")["measured_time_us"]
+    np.testing.assert_allclose(found["value"], (time / time["7"]).to_numpy())
+    np.testing.assert_allclose(found["low"] / found["value"], found["time_low"] / found["measured_time_us"])
+
+
+def test_the_staircase_says_what_each_step_buys(timed):
+    chart = charts_ladder.staircase(timed, "Time")
+    spec = chart.to_dict()
+    assert spec["title"]["text"] == "Ladder, time of one call, ms" and len(spec["description"]) > 40
+    values = {row["name"]: row for row in shown(chart, "value", "buys")}
+    assert len(values) == len(RUNGS)
+    for row in values.values():
+        if row.get("before"):
+            ratio = row["value"] / row["before"]
+            assert row["buys"] == steps.gain(ratio) and row["faster"] == (ratio <= 1)
+
+
+def test_gains_in_words():
+    assert [steps.gain(x) for x in (0.5, 2.0, 1.001, np.nan)] == ["÷ 2", "× 2", "= 1", ""]
+
+
+def test_a_failure_is_words_and_no_time(lines):
+    lost = {"4": lambda row: suite_rows.failed(row, "incorrect", "O differs")}
+    frame = climbed([lost.get(row["rung"], dict)(row) for row in lines])
+    stairs = charts_ladder.staircase(frame, "× standard")
+    assert "4 · scores in shared memory" in stairs.to_dict()["layer"][0]["encoding"]["y"]["sort"]
+    drawn = {row["name"][:2].strip(" ·"): row for row in shown(stairs, "value", "buys")}
+    assert "4" not in drawn and drawn["5b"].get("before") is None and drawn["5b"]["buys"] == ""
+    assert [row["text"] for row in shown(stairs, "text")] == ["✕ incorrect"]
+
+
+@pytest.fixture(scope="module")
+def counted() -> pd.DataFrame:
+    """What is recorded of the CPU machine."""
+    recorded = store.read_runs(store.RECORDED / "cpu" / "ladder")
+    return steps.of(rows.prepare(recorded.frame), {str(recorded.runs[0].path): RUNGS})
+
+
+def test_kinds_of_knowledge_never_share_a_mark(timed, counted):
+    marks: dict[str, set] = {}
+    for frame in (timed, counted):
+        for layer in charts_ladder.costs(frame).to_dict()["spec"]["layer"]:
+            source = layer["transform"][0]["filter"].split("'")[1]
+            marks.setdefault(source, set()).add((layer["mark"]["filled"], layer["mark"].get("shape")))
+    assert set(marks) == {MEASURED, COUNTED, MODELLED}
+    assert all(len(ways) == 1 for ways in marks.values()) and len(set.union(*marks.values())) == 3
+
+
+def test_costs_of_the_cpu_machine_are_counted_to_the_byte(counted):
+    found = shown(charts_ladder.costs(counted), "panel", "value")
+    by = {(row["name"], row["panel"].split(",")[0], row["source"]): row["value"] for row in found}
+    moved = {name: value for (name, *kind), value in by.items() if kind == ["bytes requested", COUNTED]}
+    assert len(moved) == len(RUNGS)
+    for name, value in moved.items():
+        assert value == by[name, "bytes requested", MODELLED]
+        assert by[name, "launches", COUNTED] == by[name, "launches", MODELLED]
+    assert charts_ladder.staircase(counted, "Time") is None  # no time, no staircase
+
+
+def test_use_is_that_of_the_reader(timed):
+    found = shown(charts_ladder.uses(timed), "panel", "value")
+    use = {row["name"]: row["value"] for row in found if row["panel"].startswith("tensor")}
+    expected = 100 * timed.set_index("name")["measured_tflops"] / 640.0
+    assert use == pytest.approx(expected.to_dict())
+    assert "p99 over median" not in {row["panel"] for row in found}  # forty samples have none
+
+
+def test_facts_are_within_a_run_and_its_shards(lines):
+    """Shards of one run are read against each other; another run's standard is no yardstick."""
+    flash = {**next(row for row in lines if row["rung"] == "7"), "run_id": "b"}
+    standard = next(row for row in lines if row["rung"] == "0")
+    stored = made.frame([standard, flash]).assign(run_path=["a", "b"])
+    latest = rows.latest(rows.prepare(stored))
+    apart = against.others(latest, stored, {"a": "a", "b": "b"}, {})
+    assert np.isnan(apart["x_standard"].iloc[1]) and apart["x_standard"].iloc[0] == 1
+    assert against.others(latest, stored, {"a": "one", "b": "one"}, {})["x_standard"].iloc[1] > 0
+    assert set(ladder.FACTS) <= set(against.others(latest[:0], stored, {}, {}))
+
+
+# --- the paged ladder
+
+
+@pytest.fixture(scope="module")
+def paged() -> pd.DataFrame:
+    return climbed(suite_rows.rows_of("paged-ladder"), ())
+
+
+def test_the_paged_ladder_has_every_step_at_every_point(paged):
+    found = paged.groupby("point")["step"].apply(lambda names: sorted(names))
+    assert len(found) == 4 and all(names == sorted(step for step, *_ in steps.PAGED_STEPS) for names in found)
+
+
+def test_paged_steps_are_what_their_constants_say(paged):
+    kernels = paged.groupby("step")["kernel"].agg(set).to_dict()
+    assert kernels["1"] == {"flash"} and kernels["3"] == {"paged_gather"} == kernels["3b"]
+    assert kernels["4"] == kernels["5"] == {"paged_launches"} and kernels["7"] == {"paged"}
+    whole = paged[paged["step"].isin(["2", "3", "6"])]["constants"]
+    assert all(json.loads(text) == {"splits": 1} for text in whole)
+    assert (paged.loc[paged["step"] == "2", "page_size"] == paged.loc[paged["step"] == "2", "length"]).all()
+
+
+def test_paged_steps_are_set_against_one_launch_for_the_batch(paged):
+    one = paged[paged["point"] == paged["point"].iloc[0]]
+    found = steps.climb(one, "measured_time_us", "time_low", "time_high", "6").set_index("step")
+    assert found.loc["6", "value"] == 1
+    assert found.loc["5", "value"] > found.loc["4", "value"] >= 1
+
+
+# --- the page
+
+
+def test_the_page_of_a_gpu(open_page, tmp_path, lines):
+    suite_rows.write(tmp_path / "runs", "ladder", lines)
+    made.write(tmp_path / "runs", {"ceilings": made.h200_rows()["ceilings"]})
+    app = open_page("ladder", runs=tmp_path / "runs")
+    assert [title.split(",")[0] for title in words(app)] == [
+        "Ladder",
+        "What each step requests",
+        "How each step uses the device: %",
+    ]
+    assert all(len(chart.proto.alt) > 40 for chart in app.get("vega_lite_chart"))
+    assert "measured × standard" in app.dataframe[0].value and app.get("download_button")
+    assert any("Measured ceilings of NVIDIA H200" in caption.value for caption in app.caption)
+
+
+def test_ceilings_of_a_run_beside_the_chosen_one_are_used(open_page, tmp_path, lines):
+    suite_rows.write(tmp_path / "runs", "ladder", lines)
+    suite_rows.write(tmp_path / "runs", "ceilings", made.h200_rows()["ceilings"])
+    app = open_page("ladder", runs=tmp_path / "runs", run="ladder")
+    assert any("not among the chosen ones" in caption.value for caption in app.caption)
+    assert "measured bandwidth use" in app.dataframe[0].value
+
+
+def test_the_recorded_run_of_the_cpu_machine_has_no_times(open_page):
+    app = open_page("ladder", shipped=store.RECORDED / "cpu")
+    assert len(words(app)) == 1 and "models no time" in app.info[0].value
+    assert "counted launches" in app.dataframe[0].value
+    assert "python -m experiments run ladder --machine cpu" in [code.value for code in app.code]
+
+
+def test_either_ladder_can_be_linked_to_in_either_unit(open_page, tmp_path, lines):
+    """Here without ceilings: the page says which command measures them."""
+    suite_rows.write(tmp_path / "runs", "ladder", lines)
+    suite_rows.write(tmp_path / "runs", "paged-ladder", suite_rows.rows_of("paged-ladder"))
+    app = open_page("ladder", runs=tmp_path / "runs", ladder_suite="Paged decode")
+    assert words(app)[0] == "Ladder, time over that of one launch for the batch"
+    assert "python -m experiments run ceilings" in [code.value for code in app.code]
+    app = open_page("ladder", runs=tmp_path / "runs", ladder_scale_x="Time")
+    assert words(app)[0] == "Ladder, time of one call, ms"
+
+
+def test_a_ladder_without_any_result_is_a_sentence(open_page, tmp_path, lines):
+    lost = [suite_rows.failed(row, "incorrect", "why") for row in lines]
+    suite_rows.write(tmp_path / "runs", "ladder", lost)
+    app = open_page("ladder", runs=tmp_path / "runs")
+    assert any("no step has a time" in info.value for info in app.info)
+    assert len(words(app)) == 1  # closed forms hold whatever became of the row
+
+
+def test_stale_steps_are_named_and_faint(open_page, tmp_path, lines, monkeypatch):
+    suite_rows.write(tmp_path / "runs", "ladder", lines)
+    monkeypatch.setattr(data, "current_hashes", lambda: {"flash": "ffffffffffff"})
+    app = open_page("ladder", runs=tmp_path / "runs")
+    assert any("1 of 12 rows are stale" in caption.value for caption in app.caption)
+
+
+def test_nothing_and_no_ladder_are_sentences(open_page, tmp_path):
+    assert open_page("ladder").info
+    made.write(tmp_path / "runs", made.cpu_rows())
+    app = open_page("ladder", runs=tmp_path / "runs")
+    assert "no ladder" in app.info[0].value and not app.get("vega_lite_chart")
