@@ -23,6 +23,7 @@ def main() -> None:
         [
             screen("overview", "Overview", "dashboard", default=True),
             screen("ladder", "Ladder", "stairs"),
+            screen("block_size", "Block size", "view_column"),
             screen("memory", "Memory vs throughput", "memory"),
             screen("decode", "Paged decode", "auto_stories"),
             screen("kernel", "Kernel", "developer_board"),

@@ -115,9 +115,8 @@ def _stairs(good: pd.DataFrame, every: pd.Series, unit: str, y) -> list:
 def _quotes(said: pd.DataFrame, y) -> list:
     if said.empty:
         return []
-    marks = alt.Chart(columns(said, "name", "value", "says")).mark_point(
-        filled=False, shape="diamond", size=130, strokeWidth=1.8, color=style.MUTED
-    )
+    base = alt.Chart(columns(said, "name", "value", "says"))
+    marks = base.mark_point(filled=False, shape="diamond", size=130, strokeWidth=1.8, color=style.MUTED)
     x = alt.X(field="value", type="quantitative")
     return [marks.encode(x=x, y=y, tooltip=[style.text("says", "quoted"), style.number("value", "value")])]
 
@@ -127,7 +126,8 @@ def _lost(made: pd.DataFrame, y) -> list:
     table = rows.lost(made, ["name"])
     if table.empty:
         return []
-    table = table.groupby("name", as_index=False).agg(text=("text", "  ".join), error=("error", " · ".join))
+    joined = {"text": ("text", "  ".join), "error": ("error", " · ".join)}
+    table = table.groupby("name", as_index=False).agg(**joined)
     marks = alt.Chart(table).mark_text(align="left", fontSize=11, color=style.VERMILLION, dx=8)
     why = [style.text("text", "no mark"), style.text("error", "why")]
     return [marks.encode(x=alt.value("width"), y=y, text="text:N", tooltip=why)]
@@ -169,7 +169,8 @@ def uses(made: pd.DataFrame):
 def _strips(made: pd.DataFrame, parts, words: str, log: bool):
     """Panels side by side that share the steps; a mark says how its value is known."""
     fields = made[["name", "place", "kernel", "variant", "device", "stale", "run_id"]]
-    long = pd.concat([fields.assign(panel=panel, source=source, value=value) for panel, source, value in parts])
+    named = [fields.assign(panel=panel, source=source, value=value) for panel, source, value in parts]
+    long = pd.concat(named)
     long = long[np.isfinite(long["value"]) & (long["value"] > 0 if log else True)].drop_duplicates()
     if long.empty:
         return None

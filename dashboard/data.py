@@ -30,6 +30,10 @@ ROOT = Path(__file__).resolve().parent.parent
 RECORDED = store.RECORDED
 RUNS_VARIABLE = "CUATTN_RUNS"
 HASHES = "import json, experiments.catalog as c; print(json.dumps(c.current_hashes()))"
+CHUNKS = (
+    "import json, experiments.catalog as c; print(json.dumps({name: entry.row.constants['chunk'] "
+    "for name, entry in c.catalog().items() if entry.row and 'chunk' in entry.row.constants}))"
+)
 MINE, SHIPPED = "my runs", "recorded"
 
 
@@ -253,8 +257,19 @@ def current_hashes() -> dict[str, str]:
 
     A child process reads them: no kernel is imported here, and one that is being edited cannot break a page.
     """
+    return _asked(HASHES)
+
+
+@st.cache_data(ttl=600, show_spinner=False)
+def default_chunks() -> dict[str, float]:
+    """Kernel → the chunk it takes where a case sets none; empty when the sources cannot be read."""
+    return {name: float(size) for name, size in _asked(CHUNKS).items()}
+
+
+def _asked(code: str) -> dict:
+    """What a child process prints as JSON; {} where it cannot."""
     try:
-        return dict(json.loads(_child("-c", HASHES)))
+        return dict(json.loads(_child("-c", code)))
     except (OSError, subprocess.SubprocessError, ValueError):
         return {}
 

@@ -115,7 +115,7 @@ def points(made: pd.DataFrame) -> list[str]:
 
 
 def climb(made: pd.DataFrame, column: str, low: str, high: str, base: str = "") -> pd.DataFrame:
-    """The steps of one point with `value`, its quartiles `low` and `high`, and `before`, the value climbed from.
+    """The steps of one point with `value`, its quartiles `low` and `high`, and `before`, climbed from.
 
     Parameters
     ----------

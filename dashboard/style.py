@@ -94,10 +94,7 @@ BINARY_TICKS = "datum.value >= 1024 ? format(datum.value / 1024, '~g') + 'K' : f
 
 def kernel_table(kernels) -> dict[str, tuple[str, str]]:
     """Colour and shape of every known kernel and of `kernels`; unknown names are placed in sorted order."""
-    table = dict(KERNELS)
-    for place, name in enumerate(sorted(set(map(str, kernels)) - set(table))):
-        table[name] = (OTHER_COLOURS[place % len(OTHER_COLOURS)], OTHER_SHAPES[place % len(OTHER_SHAPES)])
-    return table
+    return mark_table(KERNELS, kernels)
 
 
 def kernel_colour(kernels, title: str = "kernel (measured)", **more) -> alt.Color:
@@ -121,6 +118,37 @@ def kernel_shape(kernels, title: str = "kernel (measured)", **more) -> alt.Shape
         type="nominal",
         scale=alt.Scale(domain=list(table), range=[shape for _, shape in table.values()]),
         legend=alt.Legend(title=title, values=present, symbolLimit=0, **more),
+    )
+
+
+# Head dims and dtypes of sums have a mark each, as kernels do.
+HEAD_DIMS = {
+    "D64": (BLUE, "circle"),
+    "D80": (VERMILLION, "square"),
+    "D96": (GREEN, "triangle-up"),
+    "D128": (PURPLE, "diamond"),
+    "D256": (ORANGE, "triangle-down"),
+}
+
+
+def mark_table(fixed: dict[str, tuple[str, str]], names) -> dict[str, tuple[str, str]]:
+    """`fixed`, and a colour and shape for every name it lacks, in sorted order."""
+    table = dict(fixed)
+    for place, name in enumerate(sorted(set(map(str, names)) - set(table))):
+        table[name] = (OTHER_COLOURS[place % len(OTHER_COLOURS)], OTHER_SHAPES[place % len(OTHER_SHAPES)])
+    return table
+
+
+def marks(field: str, fixed: dict[str, tuple[str, str]], names, title: str):
+    """Colour and shape encodings of a named quantity, as those of kernels are."""
+    table = mark_table(fixed, names)
+    present = sorted(set(map(str, names)), key=list(table).index)
+    legend = alt.Legend(title=title, values=present, symbolLimit=0)
+    common = {"field": field, "type": "nominal", "legend": legend}
+    colours, shapes = ([look[place] for look in table.values()] for place in (0, 1))
+    return (
+        alt.Color(scale=alt.Scale(domain=list(table), range=colours), **common),
+        alt.Shape(scale=alt.Scale(domain=list(table), range=shapes), **common),
     )
 
 

@@ -20,6 +20,10 @@ TABLE_COLUMNS = (
     "error",
     "device",
     "dtype",
+    "chunk",
+    "chunks",
+    "accumulate",
+    "gain",
     "measured_time_us",
     "measured_time_q1_us",
     "measured_time_q3_us",
@@ -56,6 +60,8 @@ TABLE_COLUMNS = (
     "case_id",
 )
 LABELS = {
+    "chunk": "chunk, keys",
+    "gain": "measured default ÷ best",
     "measured_time_us": "measured median, µs",
     "measured_time_q1_us": "measured q1, µs",
     "measured_time_q3_us": "measured q3, µs",

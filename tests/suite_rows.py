@@ -1,4 +1,4 @@
-"""Made-up GPU rows of a suite: its cases with the costs of their plans, and times that no device ever took."""
+"""Made-up GPU rows of a suite: its cases with the costs of their plans, and times no device ever took."""
 
 from __future__ import annotations
 
@@ -37,6 +37,11 @@ def rows_of(suite: str, sweeps: str = "cpu", device: str = DEVICE) -> list[dict]
     return [_row(maker, case.params, known, rungs, device) for case in cases_of(spec, sweeps, known)]
 
 
+def best_chunk(d: int) -> int:
+    """The chunk that the made-up times favour at head dim `d`."""
+    return 1024 if d <= 64 else 512 if d <= 96 else 256
+
+
 def _row(maker, params, known, rungs, device: str) -> dict:
     values = {name: value for name, value in params.items() if name in schema.NAMES}
     values |= {"device": device, "constants": params.get("constants")}
@@ -49,9 +54,10 @@ def _row(maker, params, known, rungs, device: str) -> dict:
         return maker.row(**values, status="oom", error="out of memory: the scratch needs more than there is")
     used = json.loads(values["constants_used"])
     chunk, n = used.get("chunk"), params.get("n") or 1
-    small = 1 + abs(math.log2(chunk / 512)) if chunk else 1
+    small = 1 + 0.3 * abs(math.log2(chunk / best_chunk(params["d"]))) if chunk else 1
     moving = (values["modelled_bytes_loaded"] + values["modelled_bytes_stored"]) / 4e6
-    computing = values["modelled_flops"] / RATES.get(params["kernel"], 200.0) / 1e6 * small
+    rate = RATES.get(params["kernel"], 200.0) / small / (1 + 8 / params["d"])
+    computing = values["modelled_flops"] / rate / 1e6
     launching = values["modelled_launches"] * (1.3 if params["mode"] == "graph" else 4.0)
     coarse = used.get("accumulate") in ("float16", "bfloat16")
     error = 2e-4 * (1 + 0.3 * coarse * (n / (chunk or n)) ** 0.5)

@@ -1,4 +1,4 @@
-"""Ladder: chunked attention and paged decode repaired step by step; what each step buys, and what it costs."""
+"""Ladder: chunked attention and paged decode repaired step by step; what each step buys and costs."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def climb(made: pd.DataFrame) -> None:
         bind="query-params",
     )
     scale = scale if scale in scales else scales[0]
-    missing = f"At this shape no step has a time to show as “{scale}”: no step ended ok, or its yardstick did not."
+    missing = f"Here no step has a time to show as “{scale}”: none ended ok, or its yardstick did not."
     views.show(charts_ladder.staircase(made, scale), made, "ladder", missing)
 
 
