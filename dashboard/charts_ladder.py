@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import altair as alt
 import numpy as np
 import pandas as pd
@@ -12,6 +14,12 @@ from dashboard.charts_runs import TICK
 
 MEASURED, COUNTED, MODELLED = "measured", "counted (CPU machine)", "modelled (closed form)"
 QUOTED = "quoted by an article"
+SIGNS = {
+    MEASURED: "filled: measured",
+    COUNTED: "hollow circle: counted on the CPU machine",
+    MODELLED: "stroke: modelled, the closed form",
+    QUOTED: "hollow diamond: quoted by an article, of a whole model on another card",
+}
 # What a bar of the ladder may say: words, unit, the column or step that divides time, µs in a unit.
 SCALES = {
     "Time": ("time of one call", "ms", "", 1e3),
@@ -24,7 +32,12 @@ STEP = 34
 SHORT = "datum.label === '' ? '' : format(datum.value, datum.value >= 10000 ? '~s' : '~g')"
 
 
-def staircase(made: pd.DataFrame, scale: str, quoted: pd.DataFrame | None = None):
+def staircase(
+    made: pd.DataFrame,
+    scale: str,
+    quoted: pd.DataFrame | None = None,
+    bought: Mapping[str, float] | None = None,
+):
     """Each step's time on a logarithmic axis, and a bar from the step before it: what the step buys.
 
     Parameters
@@ -34,6 +47,8 @@ def staircase(made: pd.DataFrame, scale: str, quoted: pd.DataFrame | None = None
     scale : key of `SCALES`
     quoted : pandas.DataFrame, optional
         `step`, `value` and `says`: what an article says of a step, in the same unit.
+    bought : mapping, optional
+        Step → its time over that of the step before, as an article quotes it.
     """
     words, unit, base, divisor = SCALES[scale]
     good = steps.climb(made, "measured_time_us", "time_low", "time_high", base)
@@ -41,6 +56,7 @@ def staircase(made: pd.DataFrame, scale: str, quoted: pd.DataFrame | None = None
         return None
     for column in ("value", "low", "high", "before"):
         good[column] = good[column] / divisor
+    good["buys"] = _buys(good, bought or {})
     names = dict(zip(made["step"], made["name"]))
     said = _said(quoted, names)
     every = pd.concat([good["value"], good["before"].dropna(), said["value"]])
@@ -51,7 +67,8 @@ def staircase(made: pd.DataFrame, scale: str, quoted: pd.DataFrame | None = None
         f"measured on {rows.provenance(good)} · median; the thin bar spans the quartiles",
         "the wide bar runs from the step before to this one; ÷ 2 is twice as fast, × 2 twice as slow",
     ]
-    kind += ["hollow diamond: quoted by an article, for a whole model on another card"] if len(said) else []
+    if len(said) or bought:
+        kind.append("hollow diamonds and “quoted”: an article's numbers, of a whole model on another card")
     slow, fast = good.loc[good["value"].idxmax()], good.loc[good["value"].idxmin()]
     speak = (
         f"Ladder at {good['point'].iloc[0]}, {words}: {len(good)} steps; the slowest is {slow['name']} with "
@@ -73,9 +90,10 @@ def _said(quoted: pd.DataFrame | None, names: dict[str, str]) -> pd.DataFrame:
 
 
 def _stairs(good: pd.DataFrame, every: pd.Series, unit: str, y) -> list:
-    good = good.assign(buys=[steps.gain(now / was) for now, was in zip(good["value"], good["before"])])
-    good = good.assign(faster=~(good["value"] > good["before"]))
-    carried = ("name", "value", "low", "high", "before", "buys", "faster", "kernel", "variant", "point")
+    # Words stand clear of the bar, but for long ones, which would run into the names.
+    left = ~(good["value"] > good["before"]) & ~good["buys"].str.contains("quoted")
+    good = good.assign(left=left)
+    carried = ("name", "value", "low", "high", "before", "buys", "left", "kernel", "variant", "point")
     more = ("measured_n_samples", "device", "stale", "run_id", "tail")
     base = alt.Chart(columns(good, *carried, *more))
     x = style.log_x("value", unit, every, room=1.6)
@@ -104,12 +122,19 @@ def _stairs(good: pd.DataFrame, every: pd.Series, unit: str, y) -> list:
         x=x, y=y, color=colour, shape=shape, opacity=style.stale_opacity(), tooltip=tell
     )
     words = [
-        base.transform_filter(f"datum.faster === {str(faster).lower()}")
+        base.transform_filter(f"datum.left === {side}")
         .mark_text(align=align, dx=dx, fontSize=12, fontWeight=600, color=style.MUTED)
         .encode(x=x, y=y, text="buys:N")
-        for faster, align, dx in ((True, "right", -11), (False, "left", 11))
+        for side, align, dx in (("true", "right", -11), ("false", "left", 11))
     ]
     return [bars, spread, points, *words]
+
+
+def _buys(good: pd.DataFrame, bought: Mapping[str, float]) -> list[str]:
+    """What each step buys, and what an article says it does."""
+    ours = [steps.gain(now / was) for now, was in zip(good["value"], good["before"])]
+    theirs = [steps.gain(bought.get(step, np.nan)) for step in good["step"]]
+    return [f"{one}  (quoted {other})" if one and other else one for one, other in zip(ours, theirs)]
 
 
 def _quotes(said: pd.DataFrame, y) -> list:
@@ -134,7 +159,7 @@ def _lost(made: pd.DataFrame, y) -> list:
 
 
 def costs(made: pd.DataFrame):
-    """What each step requests, launches and needs: bytes, launches, peak memory, each known in its own way."""
+    """What each step requests, launches and needs: bytes, launches, peak memory, known in several ways."""
     good = made.where(made["status"] == "ok")
     total = made["modelled_bytes"]
     scale, unit = (1e9, "GB") if total.max() >= 2e9 else (1e6, "MB")
@@ -153,15 +178,20 @@ def costs(made: pd.DataFrame):
     return _strips(made, parts, title, log=True)
 
 
-def uses(made: pd.DataFrame):
-    """How a step uses the device: shares of its measured ceilings and of its time, and its tail."""
+def uses(made: pd.DataFrame, quoted: Mapping[str, Mapping[str, float]] | None = None):
+    """How a step uses the device: shares of its measured ceilings and of its time, and its tail.
+
+    `quoted`: by panel ("bandwidth use, %", "multiprocessors busy, %"), step → what an article says, in %.
+    """
     good = made.where(made["status"] == "ok")
+    quotes = (quoted or {}).items()
     parts = (
         ("tensor use, %", MEASURED, 100 * good["tensor_use"]),
         ("bandwidth use, %", MEASURED, 100 * good["bandwidth_use"]),
         ("multiprocessors busy, %", MEASURED, 100 * good["measured_sm_busy"]),
         ("launches in the time, %", MEASURED, 100 * good["launch_share"]),
         ("p99 over median", MEASURED, good["tail"]),
+        *((panel, QUOTED, made["step"].map(dict(said)).astype("float64")) for panel, said in quotes),
     )
     return _strips(made, parts, "How each step uses the device: %, and p99 over median", log=False)
 
@@ -190,14 +220,16 @@ def _strips(made: pd.DataFrame, parts, words: str, log: bool):
         )
         .resolve_scale(x="independent")
     )
-    known = [source for source in (MEASURED, COUNTED, MODELLED) if source in set(long["source"])]
-    subtitle = [f"{made['point'].iloc[0]} · {rows.provenance(made)}", "marks: " + ", ".join(known)]
+    known = [source for source in (MEASURED, COUNTED, MODELLED, QUOTED) if source in set(long["source"])]
+    subtitle = [f"{made['point'].iloc[0]} · {rows.provenance(made)}", ", ".join(SIGNS[one] for one in known)]
     speak = f"{words}, for {made['name'].nunique()} steps; {', '.join(known)}; panels: {', '.join(panels)}."
     return style.finish(chart, words, subtitle, speak)
 
 
 def _known_marks(long: pd.DataFrame, y, log: bool) -> list:
-    """Measured: a filled mark in the kernel's colour; counted: a hollow circle; modelled: a thin stroke."""
+    """Measured: a filled mark in the kernel's colour; counted: a hollow circle; modelled: a thin stroke;
+    quoted: a hollow diamond.
+    """
     scale = alt.Scale(type="log", nice=True) if log else alt.Scale(zero=True)
     axis = alt.Axis(format="~g", labelExpr=SHORT, grid=False, tickCount=4, labelOverlap=True)
     x = alt.X(field="value", type="quantitative", title=None, scale=scale, axis=axis)
@@ -216,6 +248,9 @@ def _known_marks(long: pd.DataFrame, y, log: bool) -> list:
         return alt.Chart().transform_filter(f"datum.source === '{source}'")
 
     layers, present = [], set(long["source"])
+    if QUOTED in present:
+        diamond = of(QUOTED).mark_point(filled=False, shape="diamond", size=120, strokeWidth=1.8)
+        layers.append(diamond.encode(x=x, y=y, color=alt.value(style.MUTED), tooltip=tell))
     if MODELLED in present:
         stroke = of(MODELLED).mark_point(filled=False, shape=TICK, size=110, strokeWidth=2, color=style.MUTED)
         layers.append(stroke.encode(x=x, y=y, tooltip=tell))

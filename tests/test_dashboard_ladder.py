@@ -11,7 +11,7 @@ import pytest
 import suite_rows
 from dashboard_pages import opener, words
 
-from dashboard import against, charts_ladder, data, rows, steps
+from dashboard import against, charts_ladder, data, quotes, rows, steps
 from dashboard.charts_ladder import COUNTED, MEASURED, MODELLED
 from experiments import ladder, store
 from experiments.ceilings import Ceilings
@@ -91,7 +91,7 @@ def test_the_staircase_says_what_each_step_buys(timed):
     for row in values.values():
         if row.get("before"):
             ratio = row["value"] / row["before"]
-            assert row["buys"] == steps.gain(ratio) and row["faster"] == (ratio <= 1)
+            assert row["buys"] == steps.gain(ratio) and row["left"] == (ratio <= 1)
 
 
 def test_gains_in_words():
@@ -156,6 +156,58 @@ def test_facts_are_within_a_run_and_its_shards(lines):
     assert set(ladder.FACTS) <= set(against.others(latest[:0], stored, {}, {}))
 
 
+# --- what articles say
+
+
+@pytest.fixture(scope="module")
+def claims() -> list:
+    return list(data.claims().claims.values())
+
+
+@pytest.fixture(scope="module")
+def articles(timed) -> pd.DataFrame:
+    """The steps as if at the article's shape."""
+    return timed.assign(n=8192.0, m=8192.0, d=128.0, h=32.0)
+
+
+def test_quoted_slowdowns_stand_at_the_steps_they_speak_of(articles, claims):
+    said = quotes.times(articles, claims, "x_standard")
+    assert {("1", 67.6), ("6", 1.32)} <= set(zip(said["step"], said["value"]))
+    assert said["says"].str.contains("claim 2, A 1, 7").any()
+    assert "7" not in set(said["step"]) and "0" not in set(said["step"])
+
+
+def test_quoted_gains_are_of_one_step_over_the_one_before(articles, claims):
+    found = quotes.gains(articles, claims)
+    assert found["2a"] == 1 / 20 and found["4"] == pytest.approx(1 / 1.82)
+    assert found["5b"] == pytest.approx(1 / 1.44) and found["6"] == 1.023 and found["1"] == 67.6
+    assert "2b" not in found and "7" not in found
+
+
+def test_nothing_is_quoted_of_another_shape_or_mode(timed, articles, claims):
+    assert quotes.times(timed, claims, "x_standard").empty
+    replayed = articles.assign(mode="graph")
+    assert quotes.times(replayed, claims, "x_standard").empty and not quotes.gains(replayed, claims)
+
+
+def test_quoted_shares(articles, claims):
+    assert quotes.shares(articles, claims, "sm_busy") == {"1": 8}
+    assert quotes.shares(articles, claims, "bytes_share") == {"1": 70}
+
+
+def test_quotes_are_marks_and_words_of_their_own(articles, claims):
+    said = quotes.times(articles, claims, "x_standard")
+    chart = charts_ladder.staircase(articles, "× standard", said, quotes.gains(articles, claims))
+    marks = [layer["mark"] for layer in chart.to_dict()["layer"] if layer["mark"].get("shape") == "diamond"]
+    assert [mark["filled"] for mark in marks] == [False]
+    assert {row["value"] for row in shown(chart, "says")} >= {67.6, 1.32}
+    words_ = {row["name"]: row["buys"] for row in shown(chart, "buys")}
+    assert words_["2a · chunks of 512"].endswith("(quoted ÷ 20)")
+    shares = {"multiprocessors busy, %": quotes.shares(articles, claims, "sm_busy")}
+    drawn = shown(charts_ladder.uses(articles, shares), "panel", "value")
+    assert [row["value"] for row in drawn if row["source"] == charts_ladder.QUOTED] == [8]
+
+
 # --- the paged ladder
 
 
@@ -183,6 +235,12 @@ def test_paged_steps_are_set_against_one_launch_for_the_batch(paged):
     found = steps.climb(one, "measured_time_us", "time_low", "time_high", "6").set_index("step")
     assert found.loc["6", "value"] == 1
     assert found.loc["5", "value"] > found.loc["4", "value"] >= 1
+
+
+def test_the_article_speaks_of_launches_by_request_and_by_page(paged, claims):
+    one = paged[paged["point"] == paged["point"].iloc[0]].assign(b=16.0)
+    said = quotes.times(one, claims, "6")
+    assert set(zip(said["step"], said["value"])) == {("4", 70), ("5", 70)}
 
 
 # --- the page

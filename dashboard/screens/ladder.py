@@ -5,8 +5,9 @@ from __future__ import annotations
 import pandas as pd
 import streamlit as st
 
-from dashboard import charts_ladder, data, rows, steps, views
+from dashboard import charts_ladder, data, quotes, rows, steps, views
 
+QUOTED_SHARES = {"bandwidth use, %": "bytes_share", "multiprocessors busy, %": "sm_busy"}
 SUITES = {"ladder": "Chunked attention", steps.PAGED: "Paged decode"}
 
 
@@ -64,15 +65,25 @@ def climb(made: pd.DataFrame) -> None:
     )
     scale = scale if scale in scales else scales[0]
     missing = f"Here no step has a time to show as “{scale}”: none ended ok, or its yardstick did not."
-    views.show(charts_ladder.staircase(made, scale), made, "ladder", missing)
+    claims = list(data.claims().claims.values())
+    yard = charts_ladder.SCALES[scale][2]
+    said = quotes.times(made, claims, yard) if yard else None
+    chart = charts_ladder.staircase(made, scale, said, quotes.gains(made, claims))
+    views.show(chart, made, "ladder", missing)
+    if said is not None and len(said):
+        with st.expander(f"Quoted ({views.some(len(said), 'number')})", icon=":material/format_quote:"):
+            view = said.rename(columns={"value": f"quoted, {scale}", "says": "what an article says"})
+            st.dataframe(view, hide_index=True, key="ladder-quoted", alt="What articles say of the steps.")
 
 
 def use(made: pd.DataFrame, loaded: data.Loaded) -> None:
     """Shares of ceilings and of time."""
     st.header("What binds each step")
-    views.show(
-        charts_ladder.uses(made), made, "ladder-use", "No step ended ok, so there is no use of the device."
-    )
+    claims = list(data.claims().claims.values())
+    said = {panel: quotes.shares(made, claims, metric) for panel, metric in QUOTED_SHARES.items()}
+    missing = "No step ended ok, so there is no use of the device."
+    chart = charts_ladder.uses(made, said) if len(rows.ok(made)) else None
+    views.show(chart, made, "ladder-use", missing)
     views.ceilings_of(loaded, made["device"].iloc[0])
     st.caption(
         "Tensor use: useful flop/s over the measured mma.sync rate. Bandwidth use: requested bytes over the "
