@@ -18,7 +18,7 @@ def of(frame: pd.DataFrame) -> pd.DataFrame:
 
     Adds `chunk`; `chunks`, how many of them the keys are; `accumulate`, the dtype of the sums; `rest`, what
     the case sets beside the chunk; `dim`, the head dim as it is drawn; `setting`, all that a curve holds
-    fixed but N and head dim.
+    fixed but N and head dim; `held`, all that curves over the number of chunks do but N, dtype and sums.
     """
     used = [set_constants(text) for text in frame["constants_used"]]
     given = [set_constants(text) for text in frame["constants"]]
@@ -35,6 +35,9 @@ def of(frame: pd.DataFrame) -> pd.DataFrame:
     out["tile"] = [f"{u['tile_m']} × {u['tile_n']}" if u.get("tile_m") else "" for u, _ in pairs]
     out["dim"] = [f"D{count(d)}" for d in out["d"]]
     out["setting"] = [_setting(row) for row in out[list(_SETTING)].itertuples(index=False)]
+    bare = [_words({name: value for name, value in rest.items() if name != "accumulate"}) for rest in rests]
+    held = out[list(_SETTING)].assign(rest=bare, dtype=out["dim"]).itertuples(index=False)
+    out["held"] = [_setting(row) for row in held]
     return out
 
 

@@ -129,6 +129,11 @@ HEAD_DIMS = {
     "D128": (PURPLE, "diamond"),
     "D256": (ORANGE, "triangle-down"),
 }
+SUMS = {
+    "float16": (VERMILLION, "triangle-up"),
+    "bfloat16": (PURPLE, "diamond"),
+    "float32": (BLUE, "square"),
+}
 
 
 def mark_table(fixed: dict[str, tuple[str, str]], names) -> dict[str, tuple[str, str]]:

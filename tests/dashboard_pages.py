@@ -43,3 +43,9 @@ def specs(app: AppTest) -> list[dict]:
 def words(app: AppTest) -> list[str]:
     """Their titles."""
     return [spec["title"]["text"] for spec in specs(app)]
+
+
+def shown(chart, *fields: str) -> list[dict]:
+    """The rows of a chart's data that have these fields."""
+    tables = chart.to_dict()["datasets"].values()
+    return [row for table in tables for row in table if all(row.get(field) is not None for field in fields)]

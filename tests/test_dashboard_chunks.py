@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import suite_rows
-from dashboard_pages import opener, words
+from dashboard_pages import opener, shown, words
 
 from dashboard import charts_chunks, chunks, data, rows
 from experiments import store
@@ -48,12 +48,6 @@ def counted() -> pd.DataFrame:
     """What is recorded of the CPU machine."""
     frame = chunks.of(rows.prepare(store.read_runs(store.RECORDED / "cpu" / "block-size").frame))
     return chunks.scanned(frame)
-
-
-def shown(chart, *fields: str) -> list[dict]:
-    """The rows of a chart's data that have these fields."""
-    tables = chart.to_dict()["datasets"].values()
-    return [row for table in tables for row in table if all(row.get(field) is not None for field in fields)]
 
 
 def test_chunks_are_read_from_the_constants_as_used():

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import suite_rows
-from dashboard_pages import opener, words
+from dashboard_pages import opener, shown, words
 
 from dashboard import against, charts_ladder, data, quotes, rows, steps
 from dashboard.charts_ladder import COUNTED, MEASURED, MODELLED
@@ -42,12 +42,6 @@ def lines() -> list[dict]:
 @pytest.fixture(scope="module")
 def timed(lines) -> pd.DataFrame:
     return climbed(lines)
-
-
-def shown(chart, *fields: str) -> list[dict]:
-    """The rows of a chart's data that have these fields."""
-    tables = chart.to_dict()["datasets"].values()
-    return [row for table in tables for row in table if all(row.get(field) is not None for field in fields)]
 
 
 def test_steps_are_the_rungs_in_their_order(timed):
