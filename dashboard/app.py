@@ -24,6 +24,8 @@ def main() -> None:
             screen("overview", "Overview", "dashboard", default=True),
             screen("ladder", "Ladder", "stairs"),
             screen("block_size", "Block size", "view_column"),
+            screen("numerics", "Numerics", "percent"),
+            screen("roofline", "Roofline", "roofing"),
             screen("memory", "Memory vs throughput", "memory"),
             screen("decode", "Paged decode", "auto_stories"),
             screen("kernel", "Kernel", "developer_board"),

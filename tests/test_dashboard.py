@@ -216,6 +216,15 @@ def test_odd_rows_render(open_page, tmp_path, page, case):
     assert app.info or app.get("vega_lite_chart")
 
 
+@pytest.mark.parametrize("page", ["ladder", "block_size", "numerics", "roofline"])
+def test_odd_rows_together_render(open_page, tmp_path, page):
+    """With constants that are none, on the pages that read them."""
+    odd = [{**row, "run_id": case, "constants_used": "[", "rung": "0"} for case in ODD for row in ODD[case]]
+    made.write(tmp_path / "runs", {"odd": odd})
+    app = open_page(page, runs=tmp_path / "runs")
+    assert app.info or app.get("vega_lite_chart")
+
+
 def test_a_run_in_progress_is_read_from_its_journal(open_page, tmp_path):
     run = tmp_path / "runs" / "now"
     run.mkdir(parents=True)
