@@ -62,11 +62,12 @@ def test_chunks_are_read_from_the_constants_as_used():
 def test_rows_without_a_chunk_are_left_out():
     flash = made.prefill(made.Maker("r", "quick"), ("flash",), "Llama-3-8B", 4096, True)[0]
     odd = [{**flash, "constants_used": text} for text in (None, "{", "[]", '{"chunk": "x"}', '{"chunk": 0}')]
-    assert prepared(odd).empty and chunks.scanned(prepared(odd)).empty
+    found = prepared(odd)
+    assert found.empty and chunks.scanned(found).empty
 
 
-def test_a_single_chunk_is_no_scan(lines):
-    one = prepared([row for row in lines if json.loads(row["constants"])["chunk"] == 64])
+def test_a_single_chunk_is_no_scan(scan):
+    one = scan[scan["chunk"] == 64]
     assert len(one) and chunks.scanned(one).empty
 
 

@@ -241,25 +241,20 @@ def test_the_article_speaks_of_launches_by_request_and_by_page(paged, claims):
 
 
 def test_the_page_of_a_gpu(open_page, tmp_path, lines):
+    """Its ceilings come from a run that lies beside it and is not chosen."""
     suite_rows.write(tmp_path / "runs", "ladder", lines)
-    made.write(tmp_path / "runs", {"ceilings": made.h200_rows()["ceilings"]})
-    app = open_page("ladder", runs=tmp_path / "runs")
+    suite_rows.write(tmp_path / "runs", "ceilings", made.h200_rows()["ceilings"])
+    app = open_page("ladder", runs=tmp_path / "runs", run="ladder")
     assert [title.split(",")[0] for title in words(app)] == [
         "Ladder",
         "What each step requests",
         "How each step uses the device: %",
     ]
     assert all(len(chart.proto.alt) > 40 for chart in app.get("vega_lite_chart"))
-    assert "measured × standard" in app.dataframe[0].value and app.get("download_button")
-    assert any("Measured ceilings of NVIDIA H200" in caption.value for caption in app.caption)
-
-
-def test_ceilings_of_a_run_beside_the_chosen_one_are_used(open_page, tmp_path, lines):
-    suite_rows.write(tmp_path / "runs", "ladder", lines)
-    suite_rows.write(tmp_path / "runs", "ceilings", made.h200_rows()["ceilings"])
-    app = open_page("ladder", runs=tmp_path / "runs", run="ladder")
+    table = app.dataframe[0].value
+    assert "measured × standard" in table and "measured bandwidth use" in table
     assert any("not among the chosen ones" in caption.value for caption in app.caption)
-    assert "measured bandwidth use" in app.dataframe[0].value
+    assert app.get("download_button")
 
 
 def test_the_recorded_run_of_the_cpu_machine_has_no_times(open_page):
@@ -269,15 +264,14 @@ def test_the_recorded_run_of_the_cpu_machine_has_no_times(open_page):
     assert "python -m experiments run ladder --machine cpu" in [code.value for code in app.code]
 
 
-def test_either_ladder_can_be_linked_to_in_either_unit(open_page, tmp_path, lines):
+def test_links_choose_the_ladder_and_the_unit(open_page, tmp_path, lines):
     """Here without ceilings: the page says which command measures them."""
     suite_rows.write(tmp_path / "runs", "ladder", lines)
     suite_rows.write(tmp_path / "runs", "paged-ladder", suite_rows.rows_of("paged-ladder"))
-    app = open_page("ladder", runs=tmp_path / "runs", ladder_suite="Paged decode")
-    assert words(app)[0] == "Ladder, time over that of one launch for the batch"
+    link = {"ladder_suite": "Paged decode", "ladder_scale_6": "Time"}
+    app = open_page("ladder", runs=tmp_path / "runs", **link)
+    assert words(app)[0] == "Ladder, time of one call, ms" and app.dataframe[0].value["step"].nunique() == 9
     assert "python -m experiments run ceilings" in [code.value for code in app.code]
-    app = open_page("ladder", runs=tmp_path / "runs", ladder_scale_x="Time")
-    assert words(app)[0] == "Ladder, time of one call, ms"
 
 
 def test_a_ladder_without_any_result_is_a_sentence(open_page, tmp_path, lines):

@@ -53,16 +53,18 @@ def test_errors_are_hollow_and_tolerances_are_strokes(sums):
 
 def test_an_incorrect_result_is_a_cross_at_its_error_and_has_no_time(lines):
     lost = [{**suite_rows.failed(lines[0], "incorrect", "O differs"), "max_err": 0.5}, *lines[1:]]
-    chart = charts_numerics.over_chunks(prepared(lost))
+    frame = prepared(lost)
+    chart = charts_numerics.over_chunks(frame)
     assert [row["max_err"] for row in shown(chart, "status") if row["status"] == "incorrect"] == [0.5]
     assert "✕: incorrect" in chart.to_dict()["title"]["subtitle"][1]
-    assert len(shown(charts_numerics.time_over_chunks(prepared(lost)), "chunks")) == 23
+    assert len(shown(charts_numerics.time_over_chunks(frame), "chunks")) == 23
 
 
 def test_a_result_that_never_was_compared_is_not_drawn(lines):
     lost = [suite_rows.failed({**row, "max_err": None}, "oom", "why") for row in lines]
-    assert charts_numerics.over_chunks(prepared(lost)) is None
-    assert charts_numerics.against_tolerance(charts_numerics.margins(prepared(lost))) is None
+    frame = prepared(lost)
+    assert charts_numerics.over_chunks(frame) is None
+    assert charts_numerics.against_tolerance(charts_numerics.margins(frame)) is None
 
 
 def test_times_are_medians_in_ms_with_quartiles(sums):
