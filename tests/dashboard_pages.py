@@ -47,5 +47,5 @@ def words(app: AppTest) -> list[str]:
 
 def shown(chart, *fields: str) -> list[dict]:
     """The rows of a chart's data that have these fields."""
-    tables = chart.to_dict()["datasets"].values()
+    tables = chart.to_dict(validate=False)["datasets"].values()  # pages validate what they draw
     return [row for table in tables for row in table if all(row.get(field) is not None for field in fields)]
