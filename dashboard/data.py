@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,6 +17,7 @@ import pyarrow.parquet as pq
 import streamlit as st
 
 from dashboard import against, rows
+from dashboard.asking import ROOT, current_hashes, figures
 from experiments import ceilings, ladder, store
 from experiments.ceilings import Ceilings
 from experiments.claims import definition, judging
@@ -26,14 +25,8 @@ from experiments.claims.findings import Finding
 from experiments.explain import saved
 from experiments.suite import Rung
 
-ROOT = Path(__file__).resolve().parent.parent
 RECORDED = store.RECORDED
 RUNS_VARIABLE = "CUATTN_RUNS"
-HASHES = "import json, experiments.catalog as c; print(json.dumps(c.current_hashes()))"
-CHUNKS = (
-    "import json, experiments.catalog as c; print(json.dumps({name: entry.row.constants['chunk'] "
-    "for name, entry in c.catalog().items() if entry.row and 'chunk' in entry.row.constants}))"
-)
 MINE, SHIPPED = "my runs", "recorded"
 
 
@@ -251,36 +244,6 @@ def short_name(path: str) -> str:
     return short(Path(path))
 
 
-@st.cache_data(ttl=60, show_spinner=False)
-def current_hashes() -> dict[str, str]:
-    """Kernel name → hash of its source today; empty when the sources cannot be read.
-
-    A child process reads them: no kernel is imported here, and one that is being edited cannot break a page.
-    """
-    return _asked(HASHES)
-
-
-@st.cache_data(ttl=600, show_spinner=False)
-def default_chunks() -> dict[str, float]:
-    """Kernel → the chunk it takes where a case sets none; empty when the sources cannot be read."""
-    return {name: float(size) for name, size in _asked(CHUNKS).items()}
-
-
-def _asked(code: str) -> dict:
-    """What a child process prints as JSON; {} where it cannot."""
-    try:
-        return dict(json.loads(_child("-c", code)))
-    except (OSError, subprocess.SubprocessError, ValueError):
-        return {}
-
-
-def _child(*words: str) -> str:
-    """What a Python process in the project's folder prints."""
-    command = [sys.executable, *words]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30, check=True)
-    return done.stdout
-
-
 def findings(loaded: Loaded) -> list[Finding]:
     """Every claim of the articles, judged by the runs that are loaded and by arithmetic."""
     paths = sorted({str(path) for path in loaded.frame["run_path"]}) if len(loaded.frame) else []
@@ -298,15 +261,6 @@ def _findings(paths: tuple[str, ...], state: tuple, hashes: tuple, computed: str
 def claims() -> definition.Book:
     """The claims and the articles they come from."""
     return definition.load()
-
-
-@st.cache_data(ttl=600, show_spinner=False)
-def figures() -> str:
-    """The arithmetic behind claims, as JSON; "[]" where it cannot be done. A child imports the kernels."""
-    try:
-        return _child("-m", "experiments.claims.figures")
-    except (OSError, subprocess.SubprocessError):
-        return "[]"
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import pytest
 import suite_rows
 from dashboard_pages import opener, shown, words
 
-from dashboard import charts_chunks, chunks, data, rows
+from dashboard import asking, charts_chunks, chunks, rows
 from experiments import store
 
 DEFAULTS = {"chunked_fused": 128.0, "chunked_unfused": 128.0}
@@ -20,7 +20,7 @@ DEFAULTS = {"chunked_fused": 128.0, "chunked_unfused": 128.0}
 @pytest.fixture
 def open_page(tmp_path, monkeypatch):
     """Runs one page on the given folders; see `dashboard_pages.opener`."""
-    monkeypatch.setattr(data, "default_chunks", lambda: DEFAULTS)
+    monkeypatch.setattr(asking, "default_chunks", lambda: DEFAULTS)
     return opener(tmp_path, monkeypatch)
 
 
@@ -196,4 +196,4 @@ def test_nothing_failures_and_other_suites_are_sentences(open_page, tmp_path, li
 
 
 def test_default_chunks_are_asked_of_the_kernels():
-    assert data.default_chunks()["chunked_fused"] == 512.0
+    assert asking.default_chunks()["chunked_fused"] == 512.0

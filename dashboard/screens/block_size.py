@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import streamlit as st
 
-from dashboard import charts_chunks, chunks, data, rows, views
+from dashboard import asking, charts_chunks, chunks, data, rows, views
 
 USUAL = {"d": 128, "n": 8192, "b": 1, "h": 32}
 
@@ -21,7 +21,7 @@ def page(loaded: data.Loaded) -> None:
         st.info("These runs hold no scan over the chunk; the suite `block-size` makes one.")
         st.code("python -m experiments run block-size", language="bash")
         return
-    defaults = data.default_chunks()
+    defaults = asking.default_chunks()
     with views.choices():
         timed = list(rows.gpu(made)["device"].value_counts().index)
         devices = list(made["device"].value_counts().index)
