@@ -135,7 +135,7 @@ def optima(made: pd.DataFrame, default: float):
             for chunk, gain in zip(top["chunk"], top["gain"])
         ],
     )
-    data = columns(data, *CARRIED, "length", "says", "gain")
+    data = columns(data.assign(shade=data["gain"].fillna(1)), *CARRIED, "length", "says", "gain", "shade")
     base = alt.Chart(data).encode(
         x=alt.X(field="length", type="nominal", sort=lengths, title="N, keys", axis=alt.Axis(labelAngle=0)),
         y=alt.Y(field="dim", type="nominal", sort=dims, title="head dim"),
@@ -147,7 +147,7 @@ def optima(made: pd.DataFrame, default: float):
     ]
     most = max(1.5, float(np.nanmax([1.0, *data["gain"]])))
     shade = alt.Color(
-        field="gain",
+        field="shade",
         type="quantitative",
         scale=alt.Scale(scheme="blues", domain=[1, 2 * most]),  # words stay legible on half the range
         legend=None,

@@ -63,6 +63,15 @@ def scanned(made: pd.DataFrame) -> pd.DataFrame:
     return made[made.groupby(key)["chunk"].transform("nunique") > 1] if len(made) else made
 
 
+def tiled(made: pd.DataFrame) -> pd.DataFrame:
+    """The rows of `of` that set tiles and nothing else beside the chunk, where a shape has three or more."""
+    own = made[made["rest"].str.fullmatch(r"tile_m=\d+( tile_n=\d+)?")] if len(made) else made
+    if own.empty:
+        return own
+    key = ["run_id", "device", "kernel", "shape", "dtype", "mode", "chunk"]
+    return own[own.groupby(key)["tile"].transform("nunique") > 2]
+
+
 def settings(made: pd.DataFrame) -> list[str]:
     """The settings, those with most cases that ended ok first, then those that set nothing but the chunk."""
     table = made.assign(good=made["status"] == "ok", plain=made["rest"] == "").groupby("setting")

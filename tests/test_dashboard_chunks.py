@@ -152,14 +152,17 @@ def test_counts_of_the_cpu_machine_over_the_chunk(counted):
 
 
 def test_tiles_inside_a_chunk_are_ordered_by_what_they_reach(lines):
-    some = [row for row in lines if row["kernel"] == "chunked_unfused"][:2]
+    some = [next(row for row in lines if row["kernel"] == "chunked_unfused")] * 3
     tiles = []
     for i, row in enumerate(some, 1):
         given = {"chunk": 64, "tile_m": 16 * i}
         used = json.dumps({**given, "tile_n": 64})
-        tiles.append({**row, "constants": json.dumps(given), "constants_used": used, "measured_tflops": i})
-    spec = charts_chunks.tiles(prepared(tiles)).to_dict()
-    assert spec["layer"][0]["encoding"]["y"]["sort"] == ["32 × 64", "16 × 64"]
+        tiles.append({**row, "constants": json.dumps(given), "constants_used": used, "measured_tflops": i,
+                      "case_id": f"tile {i}"})
+    frame = prepared(tiles)
+    spec = charts_chunks.tiles(chunks.tiled(frame)).to_dict()
+    assert spec["layer"][0]["encoding"]["y"]["sort"] == ["48 × 64", "32 × 64", "16 × 64"]
+    assert chunks.tiled(frame[:2]).empty and chunks.tiled(frame[:0]).empty
 
 
 # --- the page

@@ -48,13 +48,17 @@ def measured(every: pd.DataFrame, made: pd.DataFrame, one: pd.DataFrame, default
     st.header("The best chunk")
     views.show(charts_chunks.optima(one, default), chunks.gains(one, default), "best-chunks", missing)
     mine(made, defaults)
-    set_ = every[(every["kernel"] == one["kernel"].iloc[0]) & every["rest"].str.contains("tile_m=")]
-    set_ = set_[set_.groupby("shape")["tile"].transform("nunique") > 2] if len(set_) else set_
-    if len(set_):
-        st.header("Tiles inside a chunk")
-        shape = views.choose("Shape", list(set_["shape"].value_counts().index), "chunk_tiles")
-        set_ = set_[set_["shape"] == shape]
-        views.show(charts_chunks.tiles(set_), set_, "tiles", "No case with tiles of its own ended ok.")
+    tiles(chunks.tiled(every[every["kernel"] == one["kernel"].iloc[0]]))
+
+
+def tiles(set_: pd.DataFrame) -> None:
+    """What the tiles inside a chunk matter, where a run has tried several."""
+    if set_.empty:
+        return
+    st.header("Tiles inside a chunk")
+    names = set_["shape"] + " · chunk " + set_["chunk"].map("{:.0f}".format) + " · " + set_["dtype"]
+    set_ = set_[names == views.choose("Shape and chunk", list(names.value_counts().index), "chunk_tiles")]
+    views.show(charts_chunks.tiles(set_), set_, "tiles", "No case with tiles of its own ended ok.")
 
 
 def mine(made: pd.DataFrame, defaults: dict[str, float]) -> None:
