@@ -87,11 +87,12 @@ def test_curves_have_a_line_a_head_dim_and_mark_best_and_default(fused):
 
 
 def test_a_failure_is_a_sign_at_its_chunk_and_never_the_best(lines):
-    fast = [{**row, "measured_tflops": 1e6, "measured_time_us": 1e-3} for row in lines[:1]]
-    lost = [suite_rows.failed(row, "incorrect", "O differs") for row in fast]
+    fast = {"measured_tflops": 1e6, "measured_time_us": 1e-3}
+    lost = [{**row, **fast, "status": "incorrect", "error": "O differs"} for row in lines[:1]]
     frame = chunks.scanned(prepared([*lost, *lines[1:]]))
     chart = charts_chunks.over_chunk(frame[frame["kernel"] == "chunked_fused"])
     assert max(row["tflops"] for row in shown(chart, "tflops")) < 1e6
+    assert chunks.best(frame)["tflops"].max() < 1e6 and chunks.gains(frame, 64.0)["gain"].min() >= 1
     signs = [(row["text"], row["chunk"], row["panel"]) for row in shown(chart, "slot")]
     assert signs == [("✕ D64", 64, "N256")]
 
