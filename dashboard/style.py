@@ -19,6 +19,7 @@ MUTED, GRID = "#6E7A86", "rgba(128, 140, 152, 0.2)"
 # The toolkit's own kernels are circles and squares; libraries it is compared with are triangles and diamonds.
 KERNELS = {
     "flash": (BLUE, "circle"),
+    "flash_hopper": (BLUE, "square"),
     "standard": (VERMILLION, "square"),
     "chunked_unfused": (SKY, "square"),
     "chunked_fused": (GREEN, "square"),
@@ -41,6 +42,7 @@ KERNELS = {
 }
 OWN = (
     "flash",
+    "flash_hopper",
     "standard",
     "chunked_unfused",
     "chunked_fused",
