@@ -36,7 +36,7 @@ def shapes(row, arch):
     a single query.
     """
     more = arch in ("sm_80", "sm_90a")
-    between = (96, 136, 160, 192, 224) if arch == "sm_90a" else ()
+    between = (96, 136, 192) if arch == "sm_90a" else ()
     if row.family == "prefill":
         for d in (64, 128, 256, *between):
             yield AttentionShape(1, 8, 2, 4096, 4096, d, "bfloat16", True)

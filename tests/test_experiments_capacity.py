@@ -132,6 +132,9 @@ def test_the_largest_batch_fits_and_one_more_does_not(name, card, context, lengt
     question = Question(model(name), context, device=device, memory=device.memory_bytes, lengths=lengths)
     reached = 0
     for found in needs(question, ROWS.values()):
+        if not ROWS[found.name.split()[0]].runs_on(device.arch):
+            assert found.refusal.startswith("needs ") and found.largest is None
+            continue
         assert not found.refusal
         most = found.largest
         if most:
@@ -209,7 +212,7 @@ def test_weights_in_few_bits():
     small = CARDS["L4"]
     big = Question(model("Llama-3.1-70B"), 4096, device=small, memory=small.memory_bytes)
     assert any("exceed the card" in note for note in notes(big))
-    assert {n.largest for n in needs(big, ROWS.values())} == {0}
+    assert {n.largest for n in needs(big, ROWS.values()) if not n.refusal} == {0}
 
 
 def test_parameters_are_near_what_the_names_say():
