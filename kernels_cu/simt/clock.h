@@ -25,7 +25,7 @@ struct Known {
   uint32_t* clock;  // of each thread; all zero if the epoch is over
 };
 struct SyncAddress {
-  uint64_t address;
+  uint64_t key;  // the address and 1; 0 where nothing is
   Known known;
 };
 
@@ -45,7 +45,7 @@ struct Clocks {
       *heard;               // of each thread: what it knows; knew at its last fence; atomics told it since
   Known *barrier, scratch;  // barrier: BARRIERS of each block
   int blocks;
-  SyncAddress* addresses;
+  SyncAddress* addresses;  // a table that is searched from an address's hash on
   int address_count, address_capacity;
 };
 
@@ -96,7 +96,7 @@ inline void free_clocks(Clocks* c) {
   }
   for (int i = 0; i < c->blocks * BARRIERS; ++i) free(c->barrier[i].clock);
   free(c->scratch.clock);
-  for (int i = 0; i < c->address_count; ++i) free(c->addresses[i].known.clock);
+  for (int i = 0; i < c->address_capacity; ++i) free(c->addresses[i].known.clock);
   free(c->addresses), free(c->barrier), free(c->common), free(c->own), free(c);
 }
 
@@ -221,14 +221,27 @@ inline void clock_fence(Clocks& c, int t) {
   memset(c.fenced[t].clock, 0, c.width * sizeof(uint32_t));
   release(c, t, c.fenced[t]);
 }
+/// Where an address is, or would be, among those that atomics have touched. There is room.
+inline SyncAddress& address_slot(Clocks& c, uint64_t key) {
+  const uint64_t mask = uint64_t(c.address_capacity) - 1;
+  uint64_t at = (key >> 2) * 0x9e3779b97f4a7c15u >> 32 & mask;
+  while (c.addresses[at].key && c.addresses[at].key != key) at = (at + 1) & mask;
+  return c.addresses[at];
+}
+SIMT_COLD void grow_addresses(Clocks& c) {
+  SyncAddress* before = c.addresses;
+  const int many = c.address_capacity;
+  c.address_capacity = many ? 2 * many : 64;
+  c.addresses = static_cast<SyncAddress*>(zeroed(size_t(c.address_capacity) * sizeof(SyncAddress)));
+  for (int i = 0; i < many; ++i)
+    if (before[i].key) address_slot(c, before[i].key) = before[i];
+  free(before);
+}
 SIMT_COLD void clock_atomic(Clocks& c, int t, uint64_t address) {
-  int i = 0;
-  while (i < c.address_count && c.addresses[i].address != address) ++i;
-  if (i == c.address_count) {
-    grow(c.addresses, c.address_count, c.address_capacity, 8);
-    c.addresses[c.address_count++] = {address, {}};
-  }
-  Known& place = c.addresses[i].known;
+  if (2 * c.address_count >= c.address_capacity) grow_addresses(c);
+  SyncAddress& slot = address_slot(c, address + 1);
+  if (!slot.key) slot.key = address + 1, ++c.address_count;
+  Known& place = slot.known;
   join(c, c.heard[t], place);
   join(c, place, c.fenced[t]);
 }
