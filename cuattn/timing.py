@@ -218,10 +218,18 @@ def measure(
         host.append(host_us)
         reason = _stop(samples, min_samples, max_samples, rel_noise, deadline)
     clocks.append(machine.sm_clock_mhz())
+    return summarised(machine, samples, reason, host, clocks, cache, graph, empty)
+
+
+def summarised(machine, samples, reason: str, host, clocks, cache: str, graph: bool, empty) -> Timing:
+    """The timing that these samples and host times, in µs, and SM clocks, in MHz or None, amount to.
+
+    The empty kernel, where there is one, is timed here.
+    """
     q1, median, q3 = (float(x) for x in np.percentile(samples, (25, 50, 75)))
     return Timing(
         tuple(samples), median, q1, q3, min(samples), len(samples), reason, float(np.median(host)),
-        empty_us(machine, empty, cache, graph), *_summary(clocks), cache, "graph" if graph else "launch",
+        _empty_us(machine, empty, cache, graph), *_summary(clocks), cache, "graph" if graph else "launch",
     )
 
 
@@ -231,8 +239,7 @@ def _summary(clocks: list[float | None]) -> tuple[float | None, float | None]:
     return (float(np.median(known)), min(known)) if known else (None, None)
 
 
-def empty_us(machine, empty: Callable[[], object] | None, cache: str, graph: bool) -> float | None:
-    """Median µs of an empty kernel in that mode; None where none is given."""
+def _empty_us(machine, empty: Callable[[], object] | None, cache: str, graph: bool) -> float | None:
     if empty is None:
         return None
     call = machine.capture(empty) if graph else empty

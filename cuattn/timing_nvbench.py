@@ -12,9 +12,8 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
-import numpy as np
-
-from cuattn.timing import EMPTY_SAMPLES, Timing, check_counts, check_request, empty_us
+from cuattn.kernels.base import Unsupported
+from cuattn.timing import EMPTY_SAMPLES, Timing, check_counts, check_request, summarised
 
 _NAMES = (f"call {i}" for i in itertools.count())
 
@@ -36,14 +35,15 @@ def measure(
     Raises
     ------
     ValueError
-        Arguments that make no sense, a warm cache, which NVBench does not sample, or no cuda-bench.
+        Arguments that make no sense, or no cuda-bench. `Unsupported`, which is one: a warm cache, which NVBench
+        does not sample.
     RuntimeError
         NVBench gave up; its reason is in the message.
     """
     check_request(machine, cache, timeout_s)
     check_counts(min_samples, max_samples)
     if cache != "cold":
-        raise ValueError(f"cache: NVBench samples with a cold cache only, got {cache!r}; use the timer 'events'")
+        raise Unsupported(f"cache: NVBench samples with a cold cache only, got {cache!r}; use the timer 'events'")
     if not available():
         raise ValueError("timer: 'nvbench' needs cuda-bench, which is not installed; pip install cuda-bench")
     import cuda.bench as bench
@@ -67,21 +67,16 @@ def measure(
     if state.is_skipped or not state.samples:
         raise RuntimeError(f"NVBench took no sample: {state.skip_reason or 'it gave no reason'}")
     samples = [second * 1e6 for second in state.samples[:max_samples]]
-    q1, median, q3 = (float(x) for x in np.percentile(samples, (25, 50, 75)))
     clocks = [hertz / 1e6 for hertz in state.frequencies or ()]
-    return Timing(
-        tuple(samples), median, q1, q3, min(samples), len(samples), "nvbench", _host_us(call, machine),
-        empty_us(machine, empty, cache, graph), float(np.median(clocks)) if clocks else None,
-        min(clocks, default=None), cache, "graph" if graph else "launch",
-    )
+    return summarised(machine, samples, "nvbench", _host_us(call, machine), clocks, cache, graph, empty)
 
 
-def _host_us(call: Callable[[], object], machine) -> float:
-    """Median µs that the host spends in the call."""
+def _host_us(call: Callable[[], object], machine) -> list[float]:
+    """µs that the host spends in the call, again and again."""
     taken = []
     for _ in range(EMPTY_SAMPLES):
         begin = time.perf_counter()
         call()
         taken.append((time.perf_counter() - begin) * 1e6)
         machine.synchronize()
-    return float(np.median(taken))
+    return taken

@@ -23,10 +23,15 @@ def line_marks(*marks: str) -> list[int]:
     return [next(i for i, line in enumerate(lines, 1) if line.endswith(f"// {mark}")) for mark in marks]
 
 
-def run(machine, entry: str, grid, block: int, smem: int, args: dict, cluster: int = 1) -> None:
-    """Launches an entry of bulk.cu. Arrays become flat tensors, ints int32; the rest stays."""
+def need_bulk_copies(machine) -> None:
+    """Skips the test on a GPU that has none."""
     if machine.name == "gpu" and machine.device.arch_number < 90:
         pytest.skip(f"bulk copies need sm_90, and this GPU is {machine.device.arch}")
+
+
+def run(machine, entry: str, grid, block: int, smem: int, args: dict, cluster: int = 1) -> None:
+    """Launches an entry of bulk.cu. Arrays become flat tensors, ints int32; the rest stays."""
+    need_bulk_copies(machine)
     built = build(str(KERNELS / "bulk.cu"), entry, {}, machine.device.arch)
     grid = grid if isinstance(grid, tuple) else (grid, 1, 1)
     bound = [(name, np.int32(v) if type(v) is int else machine.tensor(v.reshape(-1))

@@ -162,10 +162,11 @@ def test_the_closed_form_of_memory_is_what_is_allocated(cpu, params):
 
 
 def test_another_timer_is_asked_where_the_run_says_so(gpu, monkeypatch):
-    monkeypatch.setattr(case.timing_nvbench, "measure", case.timing.measure)
+    repeat, events = replace(QUICK, timer="nvbench"), case.timing.measure
     monkeypatch.setattr(case.timing, "measure", None)
-    repeat = replace(QUICK, timer="nvbench")
-    assert run(gpu, PREFILL, repeat=repeat)["measured_time_us"] == 10.0
+    with monkeypatch.context() as patch:
+        patch.setattr(case.timing_nvbench, "measure", events)
+        assert run(gpu, PREFILL, repeat=repeat)["measured_time_us"] == 10.0
     warm = run(gpu, {**PREFILL, "cache_mode": "warm"}, repeat=repeat)
     assert warm["status"] == "unsupported" and "NVBench samples with a cold cache only" in warm["error"]
 

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from bulk_model import need_bulk_copies
 from simt_launch import KERNELS
 
 from cuattn import gpu_driver, tensor_map
@@ -125,8 +126,7 @@ def test_a_plan_states_maps_as_data(cpu, monkeypatch):
 @pytest.mark.parametrize("cluster", [1, 2])
 def test_prim_a_planned_copy(machine, randn, cluster):
     """A row whose kernel copies its queries by tiles, from the plan to the result, on either machine."""
-    if machine.name == "gpu" and machine.device.arch_number < 90:
-        pytest.skip(f"bulk copies need sm_90, and this GPU is {machine.device.arch}")
+    need_bulk_copies(machine)
     tile = (1, 8, 1, 64)
     maps = {"from": TileMap("q", tile, 128), "to": TileMap("o", tile, 128)}
 

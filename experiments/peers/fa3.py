@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from cuattn.kernels.base import Unsupported
-from experiments.peers.torch_peer import TorchPeer
+from experiments.peers.torch_peer import TorchPeer, refuse_dtype
 
-
-def refuse(name: str, params) -> None:
-    """Refuse element types that it has no kernel for."""
-    if params["dtype"] not in ("float16", "bfloat16"):
-        raise Unsupported(f"{name}: is compared in float16 and bfloat16, got {params['dtype']}")
+refuse = refuse_dtype
 
 
 class Prefill(TorchPeer):
@@ -19,10 +14,7 @@ class Prefill(TorchPeer):
         from flash_attn_interface import flash_attn_func
 
         self._attend = flash_attn_func
-        self._qkv = [
-            x.transpose(1, 2) if self.params["layout"] == "bhsd" else x
-            for x in (self.tensor(name) for name in ("q", "k", "v"))
-        ]
+        self._qkv = self.qkv(heads_first=False)
 
     def launch(self) -> None:
         self.out = self.lse = None  # so that their memory serves again

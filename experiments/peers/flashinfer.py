@@ -10,7 +10,7 @@ import math
 import time
 
 from cuattn.kernels.base import Unsupported, ceil_div
-from experiments.peers.torch_peer import TorchPeer
+from experiments.peers.torch_peer import TorchPeer, refuse_dtype
 
 WORKSPACE_BYTES = 128 << 20  # what its documentation recommends
 PLANS = 20  # how often the plan is timed
@@ -18,8 +18,7 @@ PLANS = 20  # how often the plan is timed
 
 def refuse(name: str, params) -> None:
     """Refuse element types and layouts that are not compared."""
-    if params["dtype"] not in ("float16", "bfloat16"):
-        raise Unsupported(f"{name}: is compared in float16 and bfloat16, got {params['dtype']}")
+    refuse_dtype(name, params)
     if params.get("layout", "bshd") != "bshd":
         raise Unsupported(f"{name}: takes packed batches, in layout bshd; got {params['layout']}")
 
@@ -87,7 +86,7 @@ class Prefill(_Planned):
             "qo_indptr": queries, "kv_indptr": keys, "num_qo_heads": p["h"], "num_kv_heads": p["hkv"],
             "head_dim_qk": p["d"], "causal": p["causal"], "q_data_type": self.dtype,
         }
-        self._inputs = [self.tensor(name).flatten(0, 1) for name in ("q", "k", "v")]
+        self._inputs = [x.flatten(0, 1) for x in self.qkv(heads_first=False)]
 
 
 class Decode(_Planned):

@@ -24,10 +24,7 @@ class Sdpa(TorchPeer):
     """`scaled_dot_product_attention`. It returns no LSE."""
 
     def prepare(self) -> None:
-        self._qkv = [
-            x if self.params["layout"] == "bhsd" else x.transpose(1, 2)
-            for x in (self.tensor(name) for name in ("q", "k", "v"))
-        ]
+        self._qkv = self.qkv(heads_first=True)
         self._backend = getattr(self.torch.nn.attention.SDPBackend, BACKENDS[self.params["kernel"]])
         if self.params["kernel"] == "torch_math":  # it rounds its scores to the inputs' dtype before the softmax
             self.rounding = "input"

@@ -6,6 +6,14 @@ from typing import Any
 
 import numpy as np
 
+from cuattn.kernels.base import Unsupported
+
+
+def refuse_dtype(name: str, params) -> None:
+    """Refuse element types that the libraries are not compared in."""
+    if params["dtype"] not in ("float16", "bfloat16"):
+        raise Unsupported(f"{name}: is compared in float16 and bfloat16, got {params['dtype']}")
+
 
 class TorchPeer:
     """A library's kernel on PyTorch tensors. `launch` runs it and leaves `out`, and `lse` where it has one.
@@ -40,6 +48,12 @@ class TorchPeer:
             return self.torch.from_dlpack(array)
         # 16-bit integers cross DLPack whatever either side knows of bfloat16.
         return self.torch.from_dlpack(array.view(self.machine.xp.int16)).view(self.dtype)
+
+    def qkv(self, heads_first: bool) -> list:
+        """Q, K and V of dense attention as (B, H, N, D) or (B, N, H, D), whatever the case's layout; no copy."""
+        turned = heads_first != (self.params["layout"] == "bhsd")
+        tensors = [self.tensor(name) for name in ("q", "k", "v")]
+        return [x.transpose(1, 2) for x in tensors] if turned else tensors
 
     def run(self) -> None:
         with self._stream():
