@@ -44,12 +44,17 @@ def dtype(name: str, t: Tensor, allowed) -> None:
         raise refuse(name, f"dtype {' or '.join(allowed)}", t.dtype, "convert it first")
 
 
+def contiguous(name: str, t: Tensor) -> None:
+    """A row's elements must lie side by side."""
+    if t.shape and not t.empty and t.shape[-1] > 1 and t.strides[-1] != 1:
+        raise refuse(name, "a contiguous last dimension", f"stride {t.strides[-1]}", "make a contiguous copy")
+
+
 def vectors(name: str, t: Tensor) -> None:
     """Rows must be contiguous and every row 16-byte aligned: kernels move 16 bytes at a time."""
-    if 0 in t.shape:
+    if t.empty:
         return
-    if t.shape[-1] > 1 and t.strides[-1] != 1:
-        raise refuse(name, "a contiguous last dimension", f"stride {t.strides[-1]}", "make a contiguous copy")
+    contiguous(name, t)
     step = WORD // t.itemsize
     if t.address % WORD or any(stride % step for stride in t.strides[:-1]):
         raise refuse(name, f"rows aligned to {WORD} bytes (every stride a multiple of {step} elements)",
@@ -58,6 +63,8 @@ def vectors(name: str, t: Tensor) -> None:
 
 def writable(name: str, t: Tensor) -> None:
     """Every element of an output must have a place of its own."""
+    if t.empty:
+        return
     covered = 1
     for stride, size in sorted((abs(stride), size) for size, stride in zip(t.shape, t.strides) if size > 1):
         if stride < covered:

@@ -140,7 +140,7 @@ class CpuMachine:
             )
         pairs = zip(array.shape, array.strides)
         strides = [0 if size == 1 else stride // array.itemsize for size, stride in pairs]
-        if strides and array.shape[-1] > 1 and strides[-1] != 1:
+        if array.size and strides and array.shape[-1] > 1 and strides[-1] != 1:
             raise ValueError(
                 f"array: expected a contiguous last dimension, got stride {strides[-1]}; copy it"
             )

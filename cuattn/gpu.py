@@ -72,6 +72,7 @@ class GpuLaunch:
             self._clustered = gpu_driver.ClusterLaunch(function.ptr, grid, block, smem_bytes, cluster)
         packed = pack(args)
         self._maps = {i for i, (_, value) in enumerate(args) if isinstance(value, TensorMap)}
+        self._empty_maps = {i for i in self._maps if args[i][1].empty}
         self._buffers = [gpu_driver.aligned_buffer(raw) if i in self._maps
                          else ctypes.create_string_buffer(raw, len(raw)) for i, (_, raw) in enumerate(packed)]
         self._pointers = (ctypes.c_void_p * max(len(packed), 1))(
@@ -81,9 +82,11 @@ class GpuLaunch:
     def slot(self, i: int):
         """(set, buffer) such that set(buffer, 0, address) moves argument `i`.
 
-        The driver copies arguments as it launches.
+        The driver copies arguments as it launches. The map of an empty array has none to move.
         """
-        return gpu_driver.replace_address if i in self._maps else ADDRESS.pack_into, self._buffers[i]
+        if i not in self._maps:
+            return ADDRESS.pack_into, self._buffers[i]
+        return _stay if i in self._empty_maps else gpu_driver.replace_address, self._buffers[i]
 
     def __call__(self) -> None:
         if self._clustered:
@@ -355,6 +358,10 @@ class GpuMachine:
         """Bytes of the device in use by everyone."""
         free, total = self.xp.cuda.runtime.memGetInfo()
         return total - free
+
+
+def _stay(buffer, offset: int, address: int) -> None:
+    """Leaves the argument as it is."""
 
 
 def _torch_address(array) -> int:

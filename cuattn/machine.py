@@ -77,9 +77,14 @@ class Tensor:
     array: Any
 
     @property
+    def empty(self) -> bool:
+        """Whether it has no elements: then its address and strides mean nothing, and libraries set any."""
+        return 0 in self.shape
+
+    @property
     def extent(self) -> tuple[int, int]:
         """First and one-past-last byte address any element occupies; equal when the tensor is empty."""
-        if 0 in self.shape:
+        if self.empty:
             return self.address, self.address
         low = high = 0
         for size, stride in zip(self.shape, self.strides):

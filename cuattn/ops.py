@@ -187,9 +187,7 @@ def _check_cache(binding: Binding, more: int = 0) -> None:
     contract.same("cache_seqlens.shape", t["cache_seqlens"].shape, "block_table", (b,))
     for name in ("block_table", "cache_seqlens"):
         contract.dtype(name, t[name], ("int32",))
-        if t[name].strides and t[name].shape[-1] > 1 and t[name].strides[-1] != 1:
-            raise contract.refuse(name, "a contiguous last dimension", f"stride {t[name].strides[-1]}",
-                                  "make a copy")
+        contract.contiguous(name, t[name])
     for name in ("k_cache", "v_cache"):
         contract.vectors(name, t[name])
     if binding.machine.name == "cpu" or _wants_checks():

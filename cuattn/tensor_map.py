@@ -64,7 +64,7 @@ class TensorMap:
     @property
     def empty(self) -> bool:
         """Whether the array has no elements: then no tile may be copied, and the bytes are zero."""
-        return 0 in self.tensor.shape
+        return self.tensor.empty
 
     @property
     def tile_bytes(self) -> int:
@@ -85,7 +85,8 @@ def describe(tensor: Tensor, box, swizzle: int) -> TensorMap:
     Parameters
     ----------
     tensor : Tensor
-        Two to five dimensions, the last contiguous; first element and strides on multiples of 16 bytes.
+        Two to five dimensions, the last contiguous; first element and strides on multiples of 16 bytes,
+        unless it is empty.
     box : sequence of int
         Elements of a tile in each dimension, 1 to 256, in the array's order; the last one's are a multiple of
         16 bytes, and with a swizzle exactly its width.
@@ -109,16 +110,23 @@ def describe(tensor: Tensor, box, swizzle: int) -> TensorMap:
     if box[-1] * size % ALIGNMENT or (swizzle and box[-1] * size != swizzle):
         wanted = f"the swizzle's {swizzle} bytes" if swizzle else "a multiple of 16 bytes"
         raise _refuse("box", f"{wanted} in the last dimension", f"{box[-1]} elements of {size}", "change it")
+    if any(n > MOST_SIZE for n in shape):
+        raise _refuse("array", "at most 2³² elements in a dimension", f"shape {shape}", "split it")
+    if not made.empty:
+        _check_place(tensor)
+    return made
+
+
+def _check_place(tensor: Tensor) -> None:
+    """Refuses elements that lie where the hardware cannot step to them."""
+    size = tensor.itemsize
     if tensor.address % ALIGNMENT:
         raise _refuse("array", "a first element on a multiple of 16 bytes", f"one at {tensor.address:#x}",
                       "copy it")
-    if any(n > MOST_SIZE for n in shape):
-        raise _refuse("array", "at most 2³² elements in a dimension", f"shape {shape}", "split it")
-    for n, stride in zip(shape[:-1], tensor.strides):
+    for n, stride in zip(tensor.shape[:-1], tensor.strides):
         if n > 1 and (stride <= 0 or stride * size % ALIGNMENT or stride * size >= MOST_STRIDE):
             raise _refuse("array", "strides of positive multiples of 16 bytes, less than 2⁴⁰",
                           f"{stride * size} bytes", "copy it")
-    return made
 
 
 def for_host(made: TensorMap) -> TensorMap:

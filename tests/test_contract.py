@@ -123,6 +123,40 @@ def test_out_lies_apart_from_the_inputs_and_from_itself(cpu, randn):
             out=np.lib.stride_tricks.as_strided(one, (1, 6, 2, 64), (0, 0, 128, 2)))
 
 
+def unstepped(cpu, shape, dtype="float16") -> np.ndarray:
+    """An empty array of the machine whose strides are zero, as CuPy makes them."""
+    return np.lib.stride_tricks.as_strided(cpu.empty(shape, dtype), shape, (0,) * len(shape))
+
+
+@pytest.mark.parametrize("kernel", [name for name, row in ROWS.items() if row.family == "prefill"])
+@pytest.mark.parametrize("b, m, n, h", [(0, 5, 6, 2), (1, 0, 6, 2), (1, 5, 0, 2), (1, 5, 6, 0)])
+def test_an_array_without_elements_may_have_any_strides(cpu, kernel, b, m, n, h):
+    """None of its elements overlap, are apart or out of line."""
+    q, k, out = (cpu.empty((b, length, h, 64), "float16") if b * length * h else
+                 unstepped(cpu, (b, length, h, 64)) for length in (m, n, m))
+    q[...] = k[...] = 1
+    o, lse = cuattn.attention(q, k, k, out=out, kernel=kernel, return_lse=True)
+    assert o is out and o.shape == q.shape and not o.any() and np.isneginf(lse).all()
+
+
+def test_a_paged_cache_without_elements_may_have_any_strides(cpu):
+    cache, lengths = unstepped(cpu, (3, 16, 0, 64)), cpu.upload(np.array([0, 20], np.int32))
+    table = cpu.upload(np.array([[0, 1], [1, 2]], np.int32))
+    rows = unstepped(cpu, (2, 1, 0, 64))
+    assert cuattn.decode(rows, cache, cache, table, lengths, out=rows.copy()).shape == rows.shape
+    cuattn.append_kv(rows, rows, cache, cache, table, lengths)
+    cache, rows = cpu.upload(np.ones((3, 16, 2, 64), "float16")), unstepped(cpu, (0, 1, 2, 64))
+    table, lengths = unstepped(cpu, (0, 5), "int32"), unstepped(cpu, (0,), "int32")
+    assert cuattn.decode(rows, cache, cache, table, lengths).shape == rows.shape
+    cuattn.append_kv(rows, rows, cache, cache, table, lengths)
+    assert (cache == 1).all()
+
+
+def test_merged_states_without_elements_may_have_any_strides(cpu):
+    o, lse = unstepped(cpu, (0, 3, 2, 64)), unstepped(cpu, (0, 2, 3), "float32")
+    assert [x.shape for x in cuattn.merge_states(o, lse, o, lse)] == [o.shape, lse.shape]
+
+
 def test_out_may_be_a_strided_view(cpu, randn):
     q, k, v = randn(1, 6, 2, 64), randn(1, 9, 2, 64), randn(1, 9, 2, 64)
     whole = cpu.empty((1, 6, 3, 2, 64), "float16")

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 import cuattn
-from cuattn import binding
+from cuattn import binding, gpu_driver
 from cuattn import machine as machines
 from cuattn.devices import CARDS
+from cuattn.kernels import ROWS
 
 gpu = pytest.importorskip("cuattn.gpu")
 pytest.importorskip("cupy_backends", reason="NVRTC comes with CuPy, which is not installed here")
@@ -26,7 +27,7 @@ class Array:
     def __init__(self, shape, dtype):
         self._memory = np.zeros(int(np.prod(shape)) + 16, dtype)
         self.shape, self.dtype, self.itemsize = tuple(shape), self._memory.dtype, self._memory.itemsize
-        self.strides = np.empty(shape, dtype).strides
+        self.strides = np.empty(shape, dtype).strides if self._memory.size > 16 else (0,) * len(shape)
         self.data = SimpleNamespace(ptr=self._memory.ctypes.data // 16 * 16 + 16, device_id=0)
 
 
@@ -55,6 +56,13 @@ class Tensor:
         return Tensor(shape, dtype)
 
 
+def played_driver(name: str, out, *words) -> None:
+    """Encodes tensor maps; moves only those that it has encoded."""
+    if name == "cuTensorMapEncodeTiled":
+        out._obj[:] = b"\x07" * 128
+    assert any(bytes(out._obj)), f"{name} of a map that was never encoded"
+
+
 @pytest.fixture
 def launches(monkeypatch):
     """The argument bytes of every launch, in order; GPU arrays go to a played H200."""
@@ -69,6 +77,7 @@ def launches(monkeypatch):
     played._kernel = lambda path, entry: function
     monkeypatch.setattr(gpu.GpuLaunch, "__call__",
                         lambda self: noted.append([bytes(buffer) for buffer in self._buffers]))
+    monkeypatch.setattr(gpu_driver, "_call", played_driver)
     monkeypatch.setitem(machines._open, "gpu", played)
     monkeypatch.setattr(binding, "repeats", {})
     monkeypatch.setattr("cuattn.ops.repeats", binding.repeats)
@@ -96,6 +105,22 @@ def test_each_call_passes_its_own_addresses(launches):
         assert (o.shape, o.dtype.name) == ((1, 130, 8, 64), "bfloat16")
         assert (lse.shape, lse.dtype.name) == ((1, 8, 130), "float32")
     assert len(binding.repeats) == 1 and len(launches) == 3
+
+
+@pytest.mark.parametrize("kernel", [name for name, row in ROWS.items() if row.family == "prefill"])
+@pytest.mark.parametrize("b, m, n, h", [(0, 5, 5, 1), (1, 0, 5, 1), (1, 5, 0, 1), (1, 5, 5, 0)])
+def test_arrays_without_elements(launches, kernel, b, m, n, h):
+    """All their strides are zero."""
+    for _ in range(2):  # the second call only moves addresses
+        q, k, v = (Array((b, length, h, 64), "float16") for length in (m, n, n))
+        o, lse = cuattn.attention(q, k, v, kernel=kernel, return_lse=True)
+        assert (o.shape, lse.shape) == ((b, m, h, 64), (b, h, m))
+    assert len(binding.repeats) == 1
+
+
+def test_decode_of_no_sequence(launches):
+    k, table, lengths = Array((80, 16, 2, 64), "float16"), Array((0, 40), "int32"), Array((0,), "int32")
+    assert cuattn.decode(Array((0, 1, 8, 64), "float16"), k, k, table, lengths).shape == (0, 1, 8, 64)
 
 
 def test_the_scratch_between_two_launches_is_each_calls_own(launches):

@@ -79,6 +79,13 @@ def test_an_empty_array_has_a_map_of_zeros(driver, cpu):
     assert cpu.tensor_map(cpu.empty((0, 64), np.uint16), (8, 64), 128).packed() == bytes(128)
 
 
+@pytest.mark.parametrize("strides, address", [((0, 0, 0), 0), ((-64, -64, 1), 0x1000), ((64, 60, 1), 0x1002)])
+def test_an_empty_array_may_lie_anywhere(driver, strides, address):
+    made = tensor_map.describe(tensor((3, 0, 64), strides, address=address), (1, 8, 64), 128)
+    assert gpu_driver.encode(made).packed() == tensor_map.for_host(made).packed() == bytes(128)
+    assert not driver.calls
+
+
 def test_what_the_driver_refuses_is_a_sentence(driver):
     driver.code = 1
     with pytest.raises(DeviceError, match=r"cuTensorMapEncodeTiled: invalid argument \(CUDA error 1\)"):
@@ -155,8 +162,11 @@ def test_a_gpu_launch_keeps_maps_where_the_driver_can_change_them(driver):
     pytest.importorskip("cupy_backends", reason="CuPy is not installed here")
     from cuattn.gpu import GpuLaunch
 
-    made = gpu_driver.encode(tensor_map.describe(tensor((16, 64)), (8, 64), 128))
+    made, nothing = (gpu_driver.encode(tensor_map.describe(tensor((n, 64)), (8, 64), 128)) for n in (16, 0))
     stream, function = SimpleNamespace(ptr=7), SimpleNamespace(ptr=0x55)
+    stay, buffer = GpuLaunch(lambda: stream, function, (4, 1, 1), 32, 0, [("tiles", nothing)]).slot(0)
+    stay(buffer, 0, 0x4000)
+    assert bytes(buffer) == bytes(128)
     launch = GpuLaunch(lambda: stream, function, (4, 1, 1), 32, 0, [("n", np.int32(3)), ("tiles", made)], 2)
     move, buffer = launch.slot(1)
     move(buffer, 0, 0x4000)
