@@ -1,11 +1,15 @@
 """Other people's libraries as kernels: named in one place, refused in a sentence where they cannot run."""
 from __future__ import annotations
 
+import sys
 from importlib import import_module
+from importlib.machinery import ModuleSpec
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
 from cuattn.kernels.base import Unsupported
+from cuattn.machine import open_machine
 from experiments import peers
 from experiments.catalog import PEERS
 
@@ -39,8 +43,33 @@ def test_what_a_peer_computes_otherwise_is_refused(name, changes, said):
         adapter.refuse(name, {**PREFILL, **changes, "kernel": name})
 
 
-@pytest.mark.gpu
-def test_a_library_that_is_not_there_is_named(machine, monkeypatch):
-    monkeypatch.setitem(peers.ADAPTERS, "fa3", ("fa3", "no_such_module", "the shop"))
-    with pytest.raises(Unsupported, match="the module no_such_module is not installed; install it .the shop."):
+def played_torch(monkeypatch, gpus: int) -> None:
+    """A PyTorch that sees so many GPUs."""
+    torch = ModuleType("torch")
+    torch.__spec__, torch.__version__ = ModuleSpec("torch", None), "2.9.0"
+    torch.cuda = SimpleNamespace(is_available=lambda: gpus > 0)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+
+
+def missing(said: str, machine) -> None:
+    with pytest.raises(Unsupported, match=said):
         peers.require(machine, {**PREFILL, "kernel": "fa3"})
+
+
+def test_what_is_not_there_is_named(monkeypatch):
+    gpu = SimpleNamespace(name="gpu")
+    monkeypatch.setattr(peers, "find_spec", lambda module: None)
+    missing("fa3: PyTorch is not installed", gpu)
+    monkeypatch.undo()
+    monkeypatch.setitem(peers.ADAPTERS, "fa3", ("fa3", "no_such_module", "the shop"))
+    played_torch(monkeypatch, 0)
+    missing("fa3: this PyTorch .2.9.0. sees no GPU; install a build with CUDA", gpu)
+    played_torch(monkeypatch, 1)
+    missing("the module no_such_module is not installed; install it .the shop.", gpu)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_a_library_that_is_not_there_is_named(monkeypatch):
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    monkeypatch.setitem(peers.ADAPTERS, "fa3", ("fa3", "no_such_module", "the shop"))
+    missing("the module no_such_module is not installed; install it .the shop.", open_machine("gpu"))
