@@ -73,6 +73,16 @@ def test_memory_of_the_device_is_drawn_where_a_curve_comes_near(h200):
         assert any("memory of the device, 150 GB" in str(text) for text in words) == seen
 
 
+def test_the_memory_page_draws_what_the_limit_leaves():
+    cases = made.prefill(made.Maker("r", "memory"), ["flash", "standard"], "Llama-3-8B", 8192, True)
+    limit = {"memory_limit_bytes": 24 * 10**9, "memory_reserve_bytes": 18 * 10**9}
+    held = made.frame(cases).assign(device_bytes=150e9, **limit)
+    spec = charts_memory.peak_over_n(rows.prepare(held)).to_dict()
+    words = [str(row.get("text", "")) for table in spec["datasets"].values() for row in table]
+    assert any("what the memory limit leaves, 6" in text for text in words)
+    assert not any("memory of the device" in text for text in words)
+
+
 def test_only_marks_that_would_hide_each_other_move_apart():
     measured = pd.DataFrame(
         {

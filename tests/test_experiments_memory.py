@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 
-import dashboard_rows as made
 import pytest
 from commands import call
 from planted import SUITE, suite_file
@@ -12,7 +11,7 @@ from test_experiments_case import APPEND, DECODE, PREFILL, PROBE, PlayedGpu, run
 from test_experiments_folder import crew
 
 import cuattn
-from dashboard import charts_memory, rows
+from dashboard import rows
 from experiments import costs, environment, inputs, memory, runner, store, subjects
 from experiments.catalog import catalog
 from experiments.suite import load_suite
@@ -223,13 +222,3 @@ def test_runs_with_and_without_a_limit_are_never_one(monkeypatch, capsys, tmp_pa
     panels = rows.prepare(loaded.frame).groupby("run_path")["panel"].unique()
     assert panels.iloc[0].tolist() == ["2/1 heads · D64 · B1 · causal"]
     assert panels.iloc[1].tolist() == ["2/1 heads · D64 · in 1.08 MB − 1 MB · B1 · causal"]
-
-
-def test_the_memory_page_draws_what_the_limit_leaves():
-    cases = made.prefill(made.Maker("r", "memory"), ["flash", "standard"], "Llama-3-8B", 8192, True)
-    limit = {"memory_limit_bytes": 24 * 10**9, "memory_reserve_bytes": 18 * 10**9}
-    held = made.frame(cases).assign(device_bytes=150e9, **limit)
-    spec = charts_memory.peak_over_n(rows.prepare(held)).to_dict()
-    words = [str(row.get("text", "")) for table in spec["datasets"].values() for row in table]
-    assert any("what the memory limit leaves, 6" in text for text in words)
-    assert not any("memory of the device" in text for text in words)
