@@ -9,11 +9,13 @@ from simt_launch import KERNELS
 from wgmma_model import (
     DTYPES,
     attention_inputs,
+    e4m3_bound,
     fragments,
     launch,
     lay_out,
     layout,
     layout_of,
+    on_tensor_cores,
     specialised,
     sum_of_times,
     summed,
@@ -50,12 +52,17 @@ def cpu_machine():
 # --- one product, in every layout
 
 
-@pytest.mark.parametrize("element, n, width_a, a_mn, width_b, b_mn", CASES)
-def test_layouts(machine, rng, element, n, width_a, a_mn, width_b, b_mn):
+def operands(rng, element, n):
+    """a, b and c of one product."""
     dtype, depth = DTYPES[element], 32 // DTYPES[element].itemsize
     a = rng.standard_normal((64, depth)).astype(np.float32).astype(dtype)
     b = rng.standard_normal((depth, n)).astype(np.float32).astype(dtype)
-    c = rng.standard_normal((64, n)).astype(np.float32)
+    return a, b, rng.standard_normal((64, n)).astype(np.float32)
+
+
+@pytest.mark.parametrize("element, n, width_a, a_mn, width_b, b_mn", CASES)
+def test_layouts(machine, rng, element, n, width_a, a_mn, width_b, b_mn):
+    a, b, c = operands(rng, element, n)
     image = np.zeros(1 << 16, np.uint8)
     at_a = layout_of(width_a or 0, a_mn, 8, 0, step=32 if (width_a or 0) > 32 else 0)
     at_b = layout_of(width_b, b_mn, n // 8, 1 << 15)
@@ -75,8 +82,28 @@ def test_layouts(machine, rng, element, n, width_a, a_mn, width_b, b_mn):
         got, expected = machine.download(d), summed(a, b, c * add)
         if machine.name == "cpu":
             np.testing.assert_array_equal(got, expected)
+        elif element == "float8_e4m3":
+            exact = a.astype(np.float64) @ b.astype(np.float64) + c * add
+            assert not (np.abs(got - exact) > e4m3_bound(a, b, c * add)).any() and not np.isnan(got).any()
         else:
             np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("n, from_an_h200", [
+    (48, {(0, 0): 4.869140625, (0, 3): 0.958984375, (0, 4): -1.6611328125, (0, 5): -0.3404541015625,
+          (0, 7): 1.419677734375}),
+    (32, {(0, 1): -9.3173828125, (0, 2): 6.0712890625, (0, 3): 17.966796875, (0, 4): 1.148681640625,
+          (0, 5): -8.6298828125}),
+])
+def test_the_sum_of_tensor_cores_in_e4m3(rng, n, from_an_h200):
+    """The model has the bits of the hardware where these are known, and keeps the bound derived from it."""
+    a, b, c = operands(rng, "float8_e4m3", n)
+    for start in (c, c * 0, c * 1000, c * np.float32(1e-6)):
+        model, exact = on_tensor_cores(a, b, start), a.astype(np.float64) @ b.astype(np.float64) + start
+        error, bound = np.abs(model - exact), e4m3_bound(a, b, start)
+        assert (error <= bound).all() and (error > bound / 4).any()
+    model = on_tensor_cores(a, b, c)
+    assert {at: model[at] for at in from_an_h200} == from_an_h200
 
 
 def test_a_pattern_that_begins_elsewhere(machine, rng):

@@ -77,6 +77,50 @@ def summed(a, b, start):
     return d
 
 
+# --- e4m3 on tensor cores: prim/wgmma.cuh says what they add
+
+KEPT = 13  # bits below the largest exponent, and behind the leading bit of the sum
+PRODUCT_BITS = 3 + 3  # of mantissa in an exact product of two numbers of e4m3
+LEAST = -6  # exponent of e4m3 numbers without a leading bit, and of 0
+
+
+def exponents(a, b, start):
+    """Of the products, (64, 32, N), and the largest of an element's addends, (64, N), as the hardware sees them.
+
+    A product's is the sum of its factors', whatever the leading bit of the product.
+    """
+    def of(x):
+        return np.frexp(x.astype(np.float64))[1] - 1
+
+    each = np.maximum(of(a), LEAST)[:, :, None] + np.maximum(of(b), LEAST)[None]
+    product = a.astype(np.float64)[:, :, None] * b.astype(np.float64)[None]
+    return each, np.maximum(np.where(product, each, -99).max(1), np.where(start, of(start), -99))
+
+
+def on_tensor_cores(a, b, start):
+    """a b + start of one wgmma of e4m3."""
+    _, largest = exponents(a, b, start)
+    unit = np.ldexp(1.0, largest - KEPT)
+    product = a.astype(np.float64)[:, :, None] * b.astype(np.float64)[None]
+    whole = (np.trunc(product / unit[:, None]).sum(1) + np.trunc(start / unit)) * unit
+    mantissa, exponent = np.frexp(whole)
+    return np.ldexp(np.trunc(np.ldexp(mantissa, 1 + KEPT)), exponent - 1 - KEPT)
+
+
+def e4m3_bound(a, b, start):
+    """The most by which one wgmma of e4m3 may miss the exact a b + start, for each element.
+
+    With 2^e the largest exponent, what is cut off an addend is less than u = 2^(e − KEPT), and nothing off a
+    product that is at most 2^(KEPT − PRODUCT_BITS) below 2^e. The sum, by then off by so much, is cut by less
+    than 2^−KEPT of itself.
+    """
+    each, largest = exponents(a, b, start)
+    cut = 1 + (each < (largest - (KEPT - PRODUCT_BITS))[:, None]).sum(1)  # the accumulator, and small products
+    aligned = cut * np.ldexp(1.0, largest - KEPT)
+    exact = a.astype(np.float64) @ b.astype(np.float64) + start
+    return aligned + 2.0**-KEPT * (np.abs(exact) + aligned)
+
+
 # --- whole tiles
 
 

@@ -24,6 +24,12 @@
 #endif
 
 /// Four exponent bits, three of mantissa.
+/// NOTE: their products are added with less than float32 has. Hopper's tensor cores align the 32 products of
+/// an element and its accumulator at the largest exponent among them, 2^e, drop what lies below 2^(e − 13),
+/// and keep 13 bits of the sum behind its leading one. So each wgmma may cost 2^−13 of the running sum: a
+/// kernel with many along k takes the accumulator out every few and adds it up in float32. Reported by
+/// DeepSeek-V3 (arXiv 2412.19437, 3.5.2) and SageAttention2 (arXiv 2411.10958); bits from an H200 agree. The
+/// CPU machine adds in float32.
 struct float8_e4m3 {
   uint8_t bits;
 };

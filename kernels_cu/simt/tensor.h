@@ -1,5 +1,5 @@
 // tensor: the arithmetic of wgmma. d (64 × N) += a (64 × K) b (K × N) in float32, one exact product after the
-// other along k, as mma.sync does here.
+// other along k, as mma.sync does here; also for e4m3, of which a tensor core keeps 13 bits (prim/wgmma.cuh).
 //
 // A lane of an accumulator holds, of its two rows, columns 8 t + 2 q + e for q its place in the quad, e = 0,
 // 1 and all t. So the accumulators lie in four planes, one for each q: a lane's share is two whole rows of a
