@@ -135,9 +135,9 @@ def command(*words, **options) -> subprocess.Popen:
     )
 
 
-def finished(*words, code: int = 0) -> str:
+def finished(*words, code: int = 0, seconds: float = 120) -> str:
     process = command(*words)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=seconds)
     assert process.returncode == code, out + err
     assert "Traceback" not in out + err
     return out + err
