@@ -55,7 +55,8 @@ COLUMNS = {
                     "warp last met as a whole are one",
     "lanes": "instructions times the lanes that took part",
     "bytes": "bytes requested by all lanes; what a cp.async fills with zero is not requested",
-    "sectors": "32-byte sectors of global memory touched, summed over instructions",
+    "sectors": "32-byte sectors of global memory touched, summed over instructions; a cp.async touches one "
+               "again for each 32-byte sector of shared memory that takes a part of it, as a GPU does",
     "wavefronts": "passes through the 32 banks of shared memory; one serves at most 128 bytes",
     "conflicts": "wavefronts beyond one for each 32 lanes of 4 bytes, 16 of 8 or 8 of 16",
 }

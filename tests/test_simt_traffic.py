@@ -90,11 +90,25 @@ def test_rows_of_a_matrix(machine, stride, passes):
 
 
 def test_copies_have_two_sides(machine, numbers):
-    sites, _ = trace(machine, "copy16", g_in=numbers.view(np.uint8), lanes=20)
+    sites, _ = trace(machine, "copy16", g_in=numbers.view(np.uint8), lanes=20, first=0, stride=128, swap=0)
     source, target = sites["global copy"], sites["shared copy"]
     assert (source.instructions, source.lanes, source.bytes, source.sectors) == (1, 32, 320, 10)
     assert (target.bytes, target.wavefronts, target.conflicts, target.end) == (512, 4, 0, 512)
     assert sites["copy commit"].instructions == sites["copy wait"].instructions == 1
+
+
+#: As Nsight Compute 2025.3 counted such copies on an H200: the sectors read from L2 for LDGSTS.BYPASS.
+@pytest.mark.parametrize("lanes, first, stride, swap, sectors", [
+    (32, 0, 128, 0, 16), (32, 0, 128, 1, 16), (32, 0, 128, 4, 16),  # rows as in global memory, or swizzled
+    (32, 16, 128, 0, 32), (32, 32, 128, 0, 16), (32, 64, 128, 0, 16),  # half a sector off, or whole ones
+    (32, 0, 144, 0, 24), (32, 144, 144, 0, 24), (32, 576, 144, 0, 24),  # padded by half a sector
+    (32, 0, 160, 0, 16), (32, 0, 192, 0, 16), (32, 0, 256, 0, 16),
+    (8, 0, 128, 0, 4), (8, 16, 128, 0, 8), (8, 32, 128, 0, 4), (8, 112, 128, 0, 8),
+])
+def test_a_copy_reads_a_sector_for_each_that_it_fills(machine, numbers, lanes, first, stride, swap, sectors):
+    source = trace(machine, "copy16", g_in=numbers.view(np.uint8), lanes=lanes, first=first, stride=stride,
+                   swap=swap)[0]["global copy"]
+    assert (source.instructions, source.bytes, source.sectors) == (1, 16 * lanes, sectors)
 
 
 def test_lanes_join_by_visit_and_start_anew_when_all_meet(machine, numbers):

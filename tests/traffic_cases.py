@@ -64,7 +64,7 @@ CASES = {
 
 
 def summary(sites) -> dict[str, dict[str, int]]:
-    """Of each entry: sectors, passes through the banks, conflicts and tensor instructions."""
+    """Of each entry, what SUMS names: sectors, passes through the banks, conflicts, tensor instructions."""
     out: dict[str, Counter] = {}
     for site in sites:
         sums = out.setdefault(site.entry, Counter())
@@ -79,10 +79,12 @@ SUMS = [
     ("load sectors", ("global load",), "sectors"),
     ("copy sectors", ("global copy", "bulk load"), "sectors"),
     ("store sectors", ("global store",), "sectors"),
+    ("atomic sectors", ("global atomic",), "sectors"),
     ("shared load passes", ("shared load", "ldmatrix"), "wavefronts"),
     ("shared load conflicts", ("shared load", "ldmatrix"), "conflicts"),
     ("shared store passes", ("shared store",), "wavefronts"),
     ("shared store conflicts", ("shared store",), "conflicts"),
     ("shared copy passes", ("shared copy",), "wavefronts"),
+    ("wgmma passes", ("wgmma",), "wavefronts"),
     ("tensor instructions", ("mma", "wgmma"), "instructions"),
 ]

@@ -18,7 +18,7 @@ BARRIERS = ("warp barrier", "block barrier", "named barrier", "cluster barrier",
 SUMMED = ("instructions", "lanes", "bytes", "sectors", "wavefronts", "conflicts")
 FULL = "B a sector"
 FULL_MEANS = ("32 where every byte of the sectors touched was asked for once, more where lanes ask for the "
-              "same bytes")
+              "same bytes, less where bytes go unused or a copy's sectors are split in shared memory")
 
 Site = Mapping[str, Any]
 

@@ -27,7 +27,7 @@ SIMT_INLINE void cp_async(void* s_to, const void* g_from, int bytes, int source_
   machine.counters.bytes_async += source_bytes;
   Copy copy{to, reinterpret_cast<uint64_t>(g_from), bytes, source_bytes, site};
   if (machine.watched) [[unlikely]] {
-    watch_global(copy.from, source_bytes, Access::global_copy, site);
+    watch_copy(copy.from, shared_offset(s_to), source_bytes, site);
     watch_shared(shared_offset(s_to), bytes, Touch::copy, Access::shared_copy, site);
   }
   if (!machine.launch.copies_late) {

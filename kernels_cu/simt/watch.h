@@ -12,6 +12,11 @@ inline bool traced() { return machine.launch.trace != nullptr; }
 SIMT_COLD void watch_global(uint64_t address, size_t bytes, Access access, Site site) {
   if (traced()) trace_lane(site, access, address, int(bytes));
 }
+/// The global side of a cp.async. NOTE: a GPU reads a sector once for each sector of shared memory that it
+/// fills part of, so the trace tells them apart by an address that no memory has.
+SIMT_COLD void watch_copy(uint64_t from, size_t offset, size_t bytes, Site site) {
+  watch_global(from | uint64_t(offset / 32) << 48, bytes, Access::global_copy, site);
+}
 SIMT_COLD void watch_load(void* to, const void* from, uint64_t address, size_t bytes, Site site) {
   watch_global(address, bytes, Access::global_load, site);
   if (machine.block->held) return read_held(to, address, bytes);

@@ -38,9 +38,11 @@ KERNEL(32, 1) matrix(int stride) {
   ldmatrix_x4(r, s);
 }
 
-/// One cp.async a lane, valid in the first `lanes`.
-KERNEL(32, 1) copy16(const Vec16* g_in, int lanes) {
-  cp_async16(dynamic_smem<Bytes>().byte + 16 * lane_id(), g_in + lane_id(), lane_id() < lanes);
+/// One cp.async a lane, valid in the first `lanes`, into rows of 8 chunks of 16 bytes that begin at `first` and
+/// lie `stride` bytes apart; chunk c of a row goes to place c ^ `swap`.
+KERNEL(32, 1) copy16(const Vec16* g_in, int lanes, int first, int stride, int swap) {
+  const int to = first + lane_id() / 8 * stride + (lane_id() % 8 ^ swap) * 16;
+  cp_async16(dynamic_smem<Bytes>().byte + to, g_in + lane_id(), lane_id() < lanes);
   cp_async_commit();
   cp_async_wait<0>();
 }
