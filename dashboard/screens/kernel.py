@@ -173,6 +173,8 @@ def glossary(document: dict) -> None:
             for kind in kinds for name, meaning in document["glossary"][kind].items()]
     with st.expander(f"Glossary ({views.some(len(rows), 'name')})", icon=":material/menu_book:"):
         st.dataframe(pd.DataFrame(rows), hide_index=True, alt="Every counter's name, meaning and unit.")
+        st.caption("What Nsight Compute counts of the same kernels on an H200, and where and why it differs: "
+                   "`kernels_cu/simt/README.md`, *Beside Nsight Compute*.")
 
 
 def again(chosen: data.Explained) -> None:
