@@ -50,7 +50,7 @@ def test_every_plan_fits(d, m, n, causal):
     launch, = ROWS["flash_hopper"].plan(AttentionShape(2, 4, 2, m, n, 8 * d, "bfloat16", causal), H200).launches
     assert launch.smem_bytes <= H200.smem_per_block
     block_m = launch.constants["BLOCK_M"]
-    assert (launch.grid[0] - 1) * block_m < m <= launch.grid[0] * block_m and launch.block == 2 * block_m + 128
+    assert launch.grid[0] == min(H200.sms, 8 * -(-m // block_m)) and launch.block == 2 * block_m + 128
 
 
 @pytest.mark.parametrize(("constants", "said"), [

@@ -21,12 +21,14 @@ PANEL = 64  # columns of a panel: 128 bytes, the widest swizzle
 WARPGROUP_ROWS = 64  # of a warpgroup
 ALIGNMENT = 1024  # of a swizzled tile
 SWIZZLE = 128
+WARP_ROWS = 16  # of a warp
+SECTION_BYTES = 32 << 20  # of keys and values, half of an H100's L2 cache or a little more
 
 
 def smem_bytes(d: int, block_m: int, block_n: int, stages: int) -> int:
     """sizeof(Smem): the tiles, then the mbarriers."""
-    row = 2 * round_up(d, PANEL)
-    return round_up(row * (block_m + 2 * stages * block_n) + 8 * (1 + 4 * stages), ALIGNMENT)
+    row, consumers = 2 * round_up(d, PANEL), block_m // WARPGROUP_ROWS
+    return round_up(row * (block_m + 2 * stages * block_n) + 8 * (2 * consumers + 4 * stages), ALIGNMENT)
 
 
 def _tiles(d: int) -> tuple[int, int]:
@@ -53,25 +55,34 @@ def plan(shape: AttentionShape, device, overrides=None) -> Plan:
         "BLOCK_M": block_m, "BLOCK_N": block_n, "STAGES": stages, "HEAD_DIM": shape.d, "CAUSAL": shape.causal,
         "Element": shape.dtype, "SMEM_BYTES": smem, "TURNS": chosen["turns"],
     }
-    grid = (ceil_div(shape.m, block_m), shape.h, shape.b)
-    maps = {"q": TileMap("q", (1, block_m, 1, PANEL), SWIZZLE),
-            **{name: TileMap(name, (1, block_n, 1, PANEL), SWIZZLE) for name in ("k", "v")}}
+    grid = (min(ceil_div(shape.m, block_m) * shape.h * shape.b, device.sms), 1, 1)
+    rows = {"q": WARPGROUP_ROWS, "k": block_n, "v": block_n, "o": WARP_ROWS}
+    maps = {name: TileMap(name, (1, of, 1, PANEL), SWIZZLE) for name, of in rows.items()}
     launch = Launch(FILE, "flash_hopper", grid, 128 * (block_m // WARPGROUP_ROWS + 1), smem, compiled, maps=maps)
     return Plan((launch,), {**chosen, "block_m": block_m, "block_n": block_n})
+
+
+def _section(shape: AttentionShape) -> int:
+    """Query heads at a time: with a causal mask as many as share SECTION_BYTES, else one."""
+    if not shape.causal:
+        return 1
+    head = 2 * 2 * shape.n * round_up(shape.d, PANEL)
+    return min(max(SECTION_BYTES // max(head, 1), 1) * shape.group, max(shape.b * shape.h, 1))
 
 
 def arguments(shape: AttentionShape, plan: Plan, t) -> list:
     maps = plan.launches[0].maps
     return [[
-        *maps.items(), ("o", t["o"]), ("lse", t["lse"]), ("M", np.int32(shape.m)), ("N", np.int32(shape.n)),
-        ("GROUP", np.int32(shape.group)), ("sigma", np.float32(t["softmax_scale"])),
+        *maps.items(), ("lse", t["lse"]), ("B", np.int32(shape.b)), ("H", np.int32(shape.h)),
+        ("M", np.int32(shape.m)), ("N", np.int32(shape.n)), ("GROUP", np.int32(shape.group)),
+        ("SECTION", np.int32(_section(shape))), ("sigma", np.float32(t["softmax_scale"])),
     ]]
 
 
 ROW = Row(
     name="flash_hopper", family="prefill", file=FILE, archs=("sm_90a",), dtypes=("float16", "bfloat16"),
     head_dims=range(8, 257, 8), features=frozenset({"causal", "gqa", "lse"}),
-    constants={"block_m": None, "block_n": None, "stages": 2, "turns": False},
+    constants={"block_m": None, "block_n": None, "stages": 2, "turns": True},
     choices={"block_m": (128, 192), "block_n": (64, 80, 96, 128, 176), "stages": (2, 3), "turns": (False, True)},
     teaches="Copy, multiply and exponentiate at the same time: bulk copies into rings, products that run by "
             "themselves, warps with roles.",

@@ -4,20 +4,20 @@
 //   S = Q Kᵀ    m' = max(m, rowmax S)    P = e^{σ(S − m')}    l = e^{σ(m − m')} l + rowsum P
 //   O = e^{σ(m − m')} O + P V            at the end: O / l and LSE = σ m + ln l
 //
-// grid    (ceil(M / BLOCK_M), H, B); with a causal mask the longest tiles start first
+// grid    as many blocks as multiprocessors; each takes one tile of queries after the other, see Schedule
 // block   a warpgroup that copies, and CONSUMERS that multiply; each of these owns 64 query rows, with whole
 //         rows of S, P and O in registers
-// smem    one tile of Q; rings of STAGES tiles of K and of V, each with two mbarriers: full, which the bytes
-//         complete, and empty, on which every consumer arrives
+// smem    a tile of Q for each consumer, over which it lays its O; rings of STAGES tiles of K and of V; each
+//         tile has two mbarriers: full, which the bytes complete, and empty, on which its readers arrive
 // turns   with TURNS a warpgroup starts its products only when it is its turn, so that the softmax of one runs
 //         beside the products of another
 // order   keys from the last tile to the first, so that the masked ones come first; while O += P V of one tile
 //         runs, so does S of the next, whose softmax needs neither
-// bytes   a block reads its Q tile once and every visible tile of K and V once, and writes its O tile and LSE
-//         once
+// bytes   for a tile of queries: Q once, every visible tile of K and V once, and O and LSE once
 #include "prim/acc.cuh"
 #include "prim/mask.cuh"
 #include "prim/softmax.cuh"
+#include "prim/stmatrix.cuh"
 #include "prim/tma.cuh"
 #include "prim/wgmma.cuh"
 
@@ -27,12 +27,13 @@ constexpr int CONSUMERS = BLOCK_M / WGMMA_ROWS, THREADS = (CONSUMERS + 1) * WARP
 constexpr int PRODUCER_REGISTERS = CONSUMERS == 2 ? 24 : 32, CONSUMER_REGISTERS = CONSUMERS == 2 ? 240 : 160;
 static_assert(CONSUMERS == 2 || CONSUMERS == 3, "as many registers as the block has are to be shared out");
 
-using QTile = SwizzledTile<Element, BLOCK_M, D_PAD>;
+using QTile = SwizzledTile<Element, WGMMA_ROWS, D_PAD>;
 using KVTile = SwizzledTile<Element, BLOCK_N, D_PAD>;
 struct Smem {
-  QTile q;
+  QTile q[CONSUMERS];
   KVTile k[STAGES], v[STAGES];
-  Mbarrier q_full, k_full[STAGES], v_full[STAGES], k_empty[STAGES], v_empty[STAGES];
+  Mbarrier q_full[CONSUMERS], q_empty[CONSUMERS];
+  Mbarrier k_full[STAGES], v_full[STAGES], k_empty[STAGES], v_empty[STAGES];
 };
 static_assert(sizeof(Smem) == SMEM_BYTES, "the plan's shared memory must be this struct");
 
@@ -43,18 +44,45 @@ struct Use {
   METHOD explicit Use(int i) : stage(i % STAGES), parity(i / STAGES % 2) {}
 };
 
-/// A block's queries, and its keys: tiles 0…tiles − 1, of which those from `whole` on are seen in part.
+struct Sizes {
+  int B, H, M, N, GROUP;
+};
+
+/// A tile of queries, and its keys: tiles 0…tiles − 1, of which those from `whole` on are seen in part.
 struct Work {
   int b, h, m0, rows, tiles, whole;
 
-  METHOD Work(int M, int N) : b(blockIdx.z), h(blockIdx.y) {
-    m0 = (CAUSAL ? gridDim.x - 1 - blockIdx.x : blockIdx.x) * BLOCK_M;
-    rows = min(M - m0, BLOCK_M);
-    tiles = ceil_div(max(visible_keys(CAUSAL, m0 + rows - 1, M, N), 0), BLOCK_N);
-    whole = max(visible_keys(CAUSAL, m0, M, N), 0) / BLOCK_N;
+  METHOD Work(int head, int m_tile, const Sizes& size) : b(head / size.H), h(head % size.H) {
+    m0 = m_tile * BLOCK_M;
+    rows = min(size.M - m0, BLOCK_M);
+    tiles = ceil_div(max(visible_keys(CAUSAL, m0 + rows - 1, size.M, size.N), 0), BLOCK_N);
+    whole = max(visible_keys(CAUSAL, m0, size.M, size.N), 0) / BLOCK_N;
   }
   /// First key of the i-th tile in the order in which they are taken.
   METHOD int key0(int i) const { return (tiles - 1 - i) * BLOCK_N; }
+};
+
+/// Which tiles of queries a block takes: one a round, the blocks in turn, and every other round from the last
+/// block to the first. With a causal mask the longest come first, so that nobody ends with a long one, and
+/// the heads go by sections, whose keys and values stay in the L2 cache.
+struct Schedule {
+  const Sizes& size;
+  const int section;
+  int round = 0;
+
+  METHOD Schedule(const Sizes& size, int section) : size(size), section(section) {}
+
+  METHOD int m_tiles() const { return ceil_div(size.M, BLOCK_M); }
+  METHOD int item(int round) const {
+    return round * gridDim.x + (round % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
+  }
+  METHOD bool over() const { return item(round) >= size.B * size.H * m_tiles(); }
+  METHOD bool last() const { return item(round + 1) >= size.B * size.H * m_tiles(); }
+  METHOD Work work() const {
+    const int head0 = item(round) / (section * m_tiles()) * section, at = item(round) % (section * m_tiles());
+    const int heads = min(section, size.B * size.H - head0), m_tile = at / heads;
+    return Work(head0 + at % heads, CAUSAL ? m_tiles() - 1 - m_tile : m_tile, size);
+  }
 };
 
 /// Starts to copy a tile whose first row is `row`, panel by panel.
@@ -68,17 +96,34 @@ DEVICE void load(Tile& s_tile, const TensorMap& map, int b, int row, int h, Mbar
   }
 }
 
-/// What one thread of the copying warpgroup does.
-DEVICE void produce(Smem& s, const TensorMap& q, const TensorMap& k, const TensorMap& v, const Work& work,
-                    int kv_head) {
-  load(s.q, q, work.b, work.m0, work.h, s.q_full);
+/// What one thread does: it copies queries.
+DEVICE void produce_queries(Smem& s, const TensorMap& q, Schedule schedule) {
 #pragma unroll 1
-  for (int i = 0; i < work.tiles; ++i) {
-    const Use use(i);
-    mbarrier_wait(s.k_empty[use.stage], use.parity ^ 1);
-    load(s.k[use.stage], k, work.b, work.key0(i), kv_head, s.k_full[use.stage]);
-    mbarrier_wait(s.v_empty[use.stage], use.parity ^ 1);
-    load(s.v[use.stage], v, work.b, work.key0(i), kv_head, s.v_full[use.stage]);
+  for (; !schedule.over(); ++schedule.round) {
+    const Work work = schedule.work();
+#pragma unroll
+    for (int g = 0; g < CONSUMERS; ++g) {
+      mbarrier_wait(s.q_empty[g], (schedule.round + 1) % 2);
+      load(s.q[g], q, work.b, work.m0 + g * WGMMA_ROWS, work.h, s.q_full[g]);
+    }
+  }
+}
+
+/// What another does: it copies keys and values.
+DEVICE void produce_keys(Smem& s, const TensorMap& k, const TensorMap& v, Schedule schedule) {
+  int used = 0;
+#pragma unroll 1
+  for (; !schedule.over(); ++schedule.round) {
+    const Work work = schedule.work();
+    const int kv_head = work.h / schedule.size.GROUP;
+#pragma unroll 1
+    for (int i = 0; i < work.tiles; ++i) {
+      const Use use(used++);
+      mbarrier_wait(s.k_empty[use.stage], use.parity ^ 1);
+      load(s.k[use.stage], k, work.b, work.key0(i), kv_head, s.k_full[use.stage]);
+      mbarrier_wait(s.v_empty[use.stage], use.parity ^ 1);
+      load(s.v[use.stage], v, work.b, work.key0(i), kv_head, s.v_full[use.stage]);
+    }
   }
 }
 
@@ -118,83 +163,118 @@ struct Turn {
   }
 };
 
-/// A warpgroup's 64 rows, from the first product to the last.
+/// A warpgroup's 64 rows of one tile of queries, from the first product to the last.
 struct Consumer {
   Smem& s;
+  const Sizes& size;
   const Work& work;
   const Turn turn;
-  int row0, M, N;
-  float sigma2;
+  const int used;  // tiles of keys before this work's first
+  const float sigma2;
   WarpgroupAccumulator<WGMMA_ROWS, D_PAD> r_o;
   WarpgroupAccumulator<WGMMA_ROWS, BLOCK_N> r_s;
   WarpgroupFragments<WGMMA_ROWS, BLOCK_N> r_p;
   Softmax<MMA_M> softmax;
 
-  METHOD Consumer(Smem& s, const Work& work, int group, int M, int N, float sigma2)
-      : s(s), work(work), turn{group}, row0(group * WGMMA_ROWS), M(M), N(N), sigma2(sigma2) {}
+  METHOD Consumer(Smem& s, const Sizes& size, const Work& work, Turn turn, int used, float sigma2)
+      : s(s), size(size), work(work), turn(turn), used(used), sigma2(sigma2) {}
 
   /// Starts S = Q Kᵀ of tile i.
   METHOD void start_scores(int i) {
-    const Use use(i);
+    const Use use(used + i);
     mbarrier_wait(s.k_full[use.stage], use.parity);
     wgmma_fence(r_s);
-    wgmma_abt<Element>(r_s, s.q, row0, s.k[use.stage], false);
+    wgmma_abt<Element>(r_s, s.q[turn.group], 0, s.k[use.stage], false);
     wgmma_commit();
   }
   /// Starts O += P V of tile i.
   METHOD void start_output(int i) {
-    const Use use(i);
+    const Use use(used + i);
     mbarrier_wait(s.v_full[use.stage], use.parity);
     wgmma_fence(r_o, r_p);
     wgmma_ab<Element>(r_o, r_p, s.v[use.stage], true);
     wgmma_commit();
   }
   METHOD void mask(int i) {
-    if (work.tiles - 1 - i >= work.whole)
-      mask_scores(r_s, CAUSAL, work.m0 + row0, work.key0(i), M, N);
+    mask_scores(r_s, CAUSAL, work.m0 + turn.group * WGMMA_ROWS, work.key0(i), size.M, size.N);
+  }
+  /// S of tile i and its softmax, beside O += P V of the tile before.
+  template <bool MASKED> METHOD void step(int i, bool last) {
+    turn.take();
+    start_scores(i);
+    start_output(i - 1);
+    turn.pass(last);
+    wgmma_wait<1>(r_s);
+    release(s.k_empty[Use(used + i).stage]);
+    if (MASKED) mask(i);
+    Rescale rescale;
+    softmax.update(r_s, rescale, sigma2);
+    wgmma_wait<0>(r_o, r_p);
+    release(s.v_empty[Use(used + i - 1).stage]);
+    rescale.apply(r_o);
+    r_p.template round<Element>(r_s);
   }
 
-  METHOD void run() {
+  METHOD void run(bool last) {
+    const int tiles = work.tiles, masked = tiles - work.whole;
     r_o.clear();
-    if (work.tiles == 0) return;
-    turn.begin();
+    if (tiles == 0) return;
     turn.take();
     start_scores(0);
-    turn.pass(work.tiles == 1);
+    turn.pass(last && tiles == 1);
     wgmma_wait<0>(r_s);
-    release(s.k_empty[0]);
-    mask(0);
+    release(s.k_empty[Use(used).stage]);
+    if (masked > 0) mask(0);
     softmax.update(r_s, r_o, sigma2);
     r_p.template round<Element>(r_s);
+    int i = 1;
 #pragma unroll 1
-    for (int i = 1; i < work.tiles; ++i) {
-      turn.take();
-      start_scores(i);
-      start_output(i - 1);
-      turn.pass(i == work.tiles - 1);
-      wgmma_wait<1>(r_s);
-      release(s.k_empty[Use(i).stage]);
-      mask(i);
-      Rescale rescale;
-      softmax.update(r_s, rescale, sigma2);
-      wgmma_wait<0>(r_o, r_p);
-      release(s.v_empty[Use(i - 1).stage]);
-      rescale.apply(r_o);
-      r_p.template round<Element>(r_s);
-    }
-    start_output(work.tiles - 1);
+    for (; i < masked; ++i) step<true>(i, last && i == tiles - 1);
+#pragma unroll 1
+    for (; i < tiles; ++i) step<false>(i, last && i == tiles - 1);
+    start_output(tiles - 1);
     wgmma_wait<0>(r_o, r_p);
+    release(s.v_empty[Use(used + tiles - 1).stage]);
+    softmax.finish();
+    softmax.normalise(r_o);
   }
 };
 
+/// Lays a warp's 16 rows over its queries, which nobody reads any more, and starts to store them.
+template <class Acc>
+DEVICE void start_store(QTile& s_tile, Acc& r_o, const TensorMap& o, const Work& work, int row0) {
+  const int warp_row0 = warp_in_group() * MMA_M;
+  const int row = warp_row0 + lane_id() % MMA_M, col = lane_id() / MMA_M * MMA_N;
+#pragma unroll
+  for (int n = 0; n < Acc::N_TILES; n += 2) {
+    const float(&left)[4] = r_o.tile[0][n], (&right)[4] = r_o.tile[0][n + 1];
+    const uint32_t r[] = {pack2<Element>(left[0], left[1]), pack2<Element>(left[2], left[3]),
+                          pack2<Element>(right[0], right[1]), pack2<Element>(right[2], right[3])};
+    stmatrix_x4(s_tile.at(row, col + n * MMA_N), r);
+  }
+  fence_proxy_async();
+  warp_sync();
+  if (elect_one()) {
+#pragma unroll
+    for (int i = 0; i < QTile::PANELS; ++i) {
+      const int at[] = {i * PANEL_COLS, work.h, row0 + warp_row0, work.b};
+      tma_store(o, at, s_tile.panel(i) + warp_row0 * PANEL_COLS);
+    }
+    bulk_commit();
+  }
+}
+
 KERNEL(THREADS, 1)
 flash_hopper(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
-             const __grid_constant__ TensorMap v, const View<Element, 4> g_o, const View<float, 3> g_lse,
-             int M, int N, int GROUP, float sigma) {
+             const __grid_constant__ TensorMap v, const __grid_constant__ TensorMap o,
+             const View<float, 3> g_lse, int B, int H, int M, int N, int GROUP, int SECTION, float sigma) {
   Smem& s = dynamic_smem<Smem>();
-  const Work work(M, N);
+  const Sizes size{B, H, M, N, GROUP};
+  Schedule schedule(size, SECTION);
   if (threadIdx.x == 0) {
-    mbarrier_init(s.q_full, 1);
+#pragma unroll
+    for (int g = 0; g < CONSUMERS; ++g)
+      mbarrier_init(s.q_full[g], 1), mbarrier_init(s.q_empty[g], WARPGROUP / WARP);
 #pragma unroll
     for (int stage = 0; stage < STAGES; ++stage) {
       mbarrier_init(s.k_full[stage], 1), mbarrier_init(s.k_empty[stage], CONSUMERS);
@@ -206,23 +286,35 @@ flash_hopper(const __grid_constant__ TensorMap q, const __grid_constant__ Tensor
 
   if (warpgroup_id() == 0) {
     setmaxnreg_dec<PRODUCER_REGISTERS>();
-    if (warp_id() == 0 && elect_one()) produce(s, q, k, v, work, work.h / GROUP);
+    if (warp_id() == 0 && elect_one()) produce_keys(s, k, v, schedule);
+    if (warp_id() == 1 && elect_one()) produce_queries(s, q, schedule);
   } else {
     setmaxnreg_inc<CONSUMER_REGISTERS>();
-    mbarrier_wait(s.q_full, 0);
-    Consumer consumer(s, work, warpgroup_id() - 1, M, N, sigma * LOG2_E);
-    consumer.run();
+    const Turn turn{warpgroup_id() - 1};
+    const int group = turn.group;
+    int used = 0;
+    turn.begin();
+#pragma unroll 1
+    for (; !schedule.over(); ++schedule.round) {
+      const Work work = schedule.work();
+      const int row0 = work.m0 + group * WGMMA_ROWS;
+      Consumer consumer(s, size, work, turn, used, sigma * LOG2_E);
+      mbarrier_wait(s.q_full[group], schedule.round % 2);
+      consumer.run(schedule.last());
+      used += work.tiles;
 
-    const int row0 = consumer.row0, rows = work.rows - row0;
-    Softmax<MMA_M>& softmax = consumer.softmax;
-    softmax.finish();
-    softmax.normalise(consumer.r_o);
-    store_rows(g_o.at(work.b, work.m0 + row0, work.h), g_o.stride[1], consumer.r_o, rows, HEAD_DIM);
+      named_sync(1 + CONSUMERS + group, WARPGROUP);  // no warp's product reads the queries any more
+      start_store(s.q[group], consumer.r_o, o, work, row0);
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int row = consumer.r_o.row(0, half);
-      if (row < rows && lane_id() % 4 == 0)
-        store_global(g_lse.at(work.b, work.h) + work.m0 + row0 + row, softmax.row[0][half].lse(sigma));
+      for (int half = 0; half < 2; ++half) {
+        const int row = consumer.r_o.row(0, half) + row0;
+        if (row < M && lane_id() % 4 == 0)
+          store_global(g_lse.at(work.b, work.h) + row, consumer.softmax.row[0][half].lse(sigma));
+      }
+      if (elect_one()) {
+        bulk_wait_read<0>();
+        mbarrier_arrive(s.q_empty[group]);
+      }
     }
   }
 }
