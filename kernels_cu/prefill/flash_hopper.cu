@@ -206,7 +206,7 @@ struct Consumer {
     turn.pass(last);
     wgmma_wait<1>(r_s);
     release(s.k_empty[Use(used + i).stage]);
-    if (MASKED) mask(i);
+    if (i < work.tiles - work.whole) mask(i);
     Rescale rescale;
     softmax.update(r_s, rescale, sigma2);
     wgmma_wait<0>(r_o, r_p);
@@ -229,9 +229,7 @@ struct Consumer {
     r_p.template round<Element>(r_s);
     int i = 1;
 #pragma unroll 1
-    for (; i < masked; ++i) step<true>(i, last && i == tiles - 1);
-#pragma unroll 1
-    for (; i < tiles; ++i) step<false>(i, last && i == tiles - 1);
+    for (; i < tiles; ++i) step<true>(i, last && i == tiles - 1);
     start_output(tiles - 1);
     wgmma_wait<0>(r_o, r_p);
     release(s.v_empty[Use(used + tiles - 1).stage]);
@@ -296,13 +294,15 @@ flash_hopper(const __grid_constant__ TensorMap q, const __grid_constant__ Tensor
     turn.begin();
 #pragma unroll 1
     for (; !schedule.over(); ++schedule.round) {
-      const Work work = schedule.work();
-      const int row0 = work.m0 + group * WGMMA_ROWS;
+      Work work = schedule.work();
+      int row0 = work.m0 + group * WGMMA_ROWS;
       Consumer consumer(s, size, work, turn, used, sigma * LOG2_E);
       mbarrier_wait(s.q_full[group], schedule.round % 2);
       consumer.run(schedule.last());
       used += work.tiles;
 
+      asm volatile("" : "+r"(schedule.round));
+      work = schedule.work();row0 = work.m0 + group * WGMMA_ROWS;
       named_sync(1 + CONSUMERS + group, WARPGROUP);  // no warp's product reads the queries any more
       start_store(s.q[group], consumer.r_o, o, work, row0);
 #pragma unroll

@@ -42,8 +42,11 @@ DEVICE uint64_t matrix_descriptor(const void* s_start, int leading, int stride, 
          uint64_t(first_line & 7) << 49 | swizzle_field<WIDTH>();
 }
 
-/// The same matrix, `bytes` further on.
-DEVICE uint64_t advance(uint64_t descriptor, int bytes) { return descriptor + uint64_t(bytes >> 4); }
+/// The same matrix, `bytes` further on. NOTE: shared memory ends before a carry would, so that only the lower
+/// half changes: one addition for each product.
+DEVICE uint64_t advance(uint64_t descriptor, int bytes) {
+  return (descriptor & 0xffffffff00000000) | uint32_t(uint32_t(descriptor) + (bytes >> 4));
+}
 
 /// A tile of 16-bit elements as wgmma and tensor copies want it: panels of WIDTH bytes a row, one after the
 /// other, each swizzled. A box of a tensor copy with that swizzle and as many rows fills one panel.
@@ -66,14 +69,14 @@ template <class T, int ROWS_, int COLS_, int WIDTH_ = 128> struct SwizzledTile {
   /// The operand whose rows (for B: columns) are the tile's rows from `row` on, and whose k starts at column
   /// `k`.
   METHOD uint64_t k_major(int row, int k SITE) const {
-    return matrix_descriptor<WIDTH>(element + (k / PANEL_COLS * ROWS + row) * PANEL_COLS + k % PANEL_COLS, 16,
-                                    8 * WIDTH, 0 AT_SITE);
+    const int at = (k / PANEL_COLS * ROWS + row) * PANEL_COLS + k % PANEL_COLS;
+    return advance(matrix_descriptor<WIDTH>(element, 16, 8 * WIDTH, 0 AT_SITE), at * int(sizeof(T)));
   }
   /// The operand whose columns (for A: rows) are the tile's columns from `col` on, a multiple of a panel's,
   /// and whose k starts at row `k`, a multiple of eight.
   METHOD uint64_t mn_major(int k, int col SITE) const {
-    return matrix_descriptor<WIDTH>(element + (col / PANEL_COLS * ROWS + k) * PANEL_COLS, PANEL_BYTES,
-                                    8 * WIDTH, 0 AT_SITE);
+    const int at = (col / PANEL_COLS * ROWS + k) * PANEL_COLS;
+    return advance(matrix_descriptor<WIDTH>(element, PANEL_BYTES, 8 * WIDTH, 0 AT_SITE), at * int(sizeof(T)));
   }
 
  private:
