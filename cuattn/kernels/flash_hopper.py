@@ -22,13 +22,12 @@ WARPGROUP_ROWS = 64  # of a warpgroup
 ALIGNMENT = 1024  # of a swizzled tile
 SWIZZLE = 128
 WARP_ROWS = 16  # of a warp
-SECTION_BYTES = 32 << 20  # of keys and values, half of an H100's L2 cache or a little more
 
 
-def smem_bytes(d: int, block_m: int, block_n: int, stages: int) -> int:
+def smem_bytes(d: int, block_m: int, block_n: int, stages: int, o_over_q: bool) -> int:
     """sizeof(Smem): the tiles, then the mbarriers."""
     row, consumers = 2 * round_up(d, PANEL), block_m // WARPGROUP_ROWS
-    return round_up(row * (block_m + 2 * stages * block_n) + 8 * (2 * consumers + 4 * stages), ALIGNMENT)
+    return round_up(row * ((1 if o_over_q else 2) * block_m + 2 * stages * block_n) + 8 * (2 * consumers + 4 * stages), ALIGNMENT)
 
 
 def _tiles(d: int) -> tuple[int, int]:
@@ -46,28 +45,22 @@ def plan(shape: AttentionShape, device, overrides=None) -> Plan:
     if block_m not in (2 * WARPGROUP_ROWS, 3 * WARPGROUP_ROWS) or block_n % 16 or not 16 <= block_n <= 256 or stages < 1:
         raise Unsupported("flash_hopper: block_m must be 128 or 192, block_n a multiple of 16 up to 256 and stages "
                           f"at least 1, got block_m={block_m}, block_n={block_n}, stages={stages}; change them")
-    smem = smem_bytes(shape.d, block_m, block_n, stages)
+    o_over_q = smem_bytes(shape.d, block_m, block_n, stages, False) > device.smem_per_block
+    smem = smem_bytes(shape.d, block_m, block_n, stages, o_over_q)
     if smem > device.smem_per_block:
         raise Unsupported(f"flash_hopper: {stages} stages of {block_n} keys and {block_m} queries at head dim "
                           f"{shape.d} need {smem} bytes of shared memory, {device.name} grants "
                           f"{device.smem_per_block}; choose smaller block_n or stages")
     compiled = {
         "BLOCK_M": block_m, "BLOCK_N": block_n, "STAGES": stages, "HEAD_DIM": shape.d, "CAUSAL": shape.causal,
-        "Element": shape.dtype, "SMEM_BYTES": smem, "TURNS": chosen["turns"],
+        "Element": shape.dtype, "SMEM_BYTES": smem, "TURNS": chosen["turns"], "O_OVER_Q": o_over_q,
     }
-    grid = (min(ceil_div(shape.m, block_m) * shape.h * shape.b, device.sms), 1, 1)
+    m_tiles = ceil_div(shape.m, block_m)
+    grid = (min((ceil_div(m_tiles, 2) if shape.causal else m_tiles) * shape.h * shape.b, device.sms), 1, 1)
     rows = {"q": WARPGROUP_ROWS, "k": block_n, "v": block_n, "o": WARP_ROWS}
     maps = {name: TileMap(name, (1, of, 1, PANEL), SWIZZLE) for name, of in rows.items()}
     launch = Launch(FILE, "flash_hopper", grid, 128 * (block_m // WARPGROUP_ROWS + 1), smem, compiled, maps=maps)
     return Plan((launch,), {**chosen, "block_m": block_m, "block_n": block_n})
-
-
-def _section(shape: AttentionShape) -> int:
-    """Query heads at a time: with a causal mask as many as share SECTION_BYTES, else one."""
-    if not shape.causal:
-        return 1
-    head = 2 * 2 * shape.n * round_up(shape.d, PANEL)
-    return min(max(SECTION_BYTES // max(head, 1), 1) * shape.group, max(shape.b * shape.h, 1))
 
 
 def arguments(shape: AttentionShape, plan: Plan, t) -> list:
@@ -75,7 +68,7 @@ def arguments(shape: AttentionShape, plan: Plan, t) -> list:
     return [[
         *maps.items(), ("lse", t["lse"]), ("B", np.int32(shape.b)), ("H", np.int32(shape.h)),
         ("M", np.int32(shape.m)), ("N", np.int32(shape.n)), ("GROUP", np.int32(shape.group)),
-        ("SECTION", np.int32(_section(shape))), ("sigma", np.float32(t["softmax_scale"])),
+        ("sigma", np.float32(t["softmax_scale"])),
     ]]
 
 

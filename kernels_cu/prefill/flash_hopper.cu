@@ -7,8 +7,9 @@
 // grid    as many blocks as multiprocessors; each takes one tile of queries after the other, see Schedule
 // block   a warpgroup that copies, and CONSUMERS that multiply; each of these owns 64 query rows, with whole
 //         rows of S, P and O in registers
-// smem    a tile of Q for each consumer, over which it lays its O; rings of STAGES tiles of K and of V; each
-//         tile has two mbarriers: full, which the bytes complete, and empty, on which its readers arrive
+// smem    a tile of Q for each consumer; one for its O, or with O_OVER_Q the same; rings of STAGES tiles of K
+//         and of V; what is copied has two mbarriers: full, which the bytes complete, and empty, on which
+//         readers arrive
 // turns   with TURNS a warpgroup starts its products only when it is its turn, so that the softmax of one runs
 //         beside the products of another
 // order   keys from the last tile to the first, so that the masked ones come first; while O += P V of one tile
@@ -30,10 +31,12 @@ static_assert(CONSUMERS == 2 || CONSUMERS == 3, "as many registers as the block 
 using QTile = SwizzledTile<Element, WGMMA_ROWS, D_PAD>;
 using KVTile = SwizzledTile<Element, BLOCK_N, D_PAD>;
 struct Smem {
-  QTile q[CONSUMERS];
+  QTile q[O_OVER_Q ? CONSUMERS : 2 * CONSUMERS];
   KVTile k[STAGES], v[STAGES];
   Mbarrier q_full[CONSUMERS], q_empty[CONSUMERS];
   Mbarrier k_full[STAGES], v_full[STAGES], k_empty[STAGES], v_empty[STAGES];
+
+  METHOD QTile& o(int group) { return q[O_OVER_Q ? group : CONSUMERS + group]; }
 };
 static_assert(sizeof(Smem) == SMEM_BYTES, "the plan's shared memory must be this struct");
 
@@ -62,26 +65,31 @@ struct Work {
   METHOD int key0(int i) const { return (tiles - 1 - i) * BLOCK_N; }
 };
 
-/// Which tiles of queries a block takes: one a round, the blocks in turn, and every other round from the last
-/// block to the first. With a causal mask the longest come first, so that nobody ends with a long one, and
-/// the heads go by sections, whose keys and values stay in the L2 cache.
+/// Which tiles of queries a block takes: the blocks take turns, head after head, so that keys and values are
+/// still in the L2 cache. With a causal mask a turn is a long tile and the short one that makes up for it.
 struct Schedule {
   const Sizes& size;
-  const int section;
-  int round = 0;
+  int turn = blockIdx.x, taken = 0;
+  bool second = false;
 
-  METHOD Schedule(const Sizes& size, int section) : size(size), section(section) {}
+  METHOD explicit Schedule(const Sizes& size) : size(size) {}
 
   METHOD int m_tiles() const { return ceil_div(size.M, BLOCK_M); }
-  METHOD int item(int round) const {
-    return round * gridDim.x + (round % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
-  }
-  METHOD bool over() const { return item(round) >= size.B * size.H * m_tiles(); }
-  METHOD bool last() const { return item(round + 1) >= size.B * size.H * m_tiles(); }
+  METHOD int turns() const { return CAUSAL ? ceil_div(m_tiles(), 2) : m_tiles(); }
+  METHOD bool over() const { return turn >= size.B * size.H * turns(); }
   METHOD Work work() const {
-    const int head0 = item(round) / (section * m_tiles()) * section, at = item(round) % (section * m_tiles());
-    const int heads = min(section, size.B * size.H - head0), m_tile = at / heads;
-    return Work(head0 + at % heads, CAUSAL ? m_tiles() - 1 - m_tile : m_tile, size);
+    const int head = turn / turns(), at = turn % turns();
+    return Work(head, CAUSAL && !second ? m_tiles() - 1 - at : at, size);
+  }
+  METHOD void next() {
+    ++taken;
+    second = CAUSAL && !second && 2 * (turn % turns()) + 1 < m_tiles();
+    if (!second) turn += gridDim.x;
+  }
+  METHOD bool last() const {
+    Schedule then = *this;
+    then.next();
+    return then.over();
   }
 };
 
@@ -99,11 +107,11 @@ DEVICE void load(Tile& s_tile, const TensorMap& map, int b, int row, int h, Mbar
 /// What one thread does: it copies queries.
 DEVICE void produce_queries(Smem& s, const TensorMap& q, Schedule schedule) {
 #pragma unroll 1
-  for (; !schedule.over(); ++schedule.round) {
+  for (; !schedule.over(); schedule.next()) {
     const Work work = schedule.work();
 #pragma unroll
     for (int g = 0; g < CONSUMERS; ++g) {
-      mbarrier_wait(s.q_empty[g], (schedule.round + 1) % 2);
+      mbarrier_wait(s.q_empty[g], (schedule.taken + 1) % 2);
       load(s.q[g], q, work.b, work.m0 + g * WGMMA_ROWS, work.h, s.q_full[g]);
     }
   }
@@ -113,7 +121,7 @@ DEVICE void produce_queries(Smem& s, const TensorMap& q, Schedule schedule) {
 DEVICE void produce_keys(Smem& s, const TensorMap& k, const TensorMap& v, Schedule schedule) {
   int used = 0;
 #pragma unroll 1
-  for (; !schedule.over(); ++schedule.round) {
+  for (; !schedule.over(); schedule.next()) {
     const Work work = schedule.work();
     const int kv_head = work.h / schedule.size.GROUP;
 #pragma unroll 1
@@ -167,7 +175,7 @@ struct Turn {
 struct Consumer {
   Smem& s;
   const Sizes& size;
-  const Work& work;
+  const Work work;
   const Turn turn;
   const int used;  // tiles of keys before this work's first
   const float sigma2;
@@ -176,7 +184,7 @@ struct Consumer {
   WarpgroupFragments<WGMMA_ROWS, BLOCK_N> r_p;
   Softmax<MMA_M> softmax;
 
-  METHOD Consumer(Smem& s, const Sizes& size, const Work& work, Turn turn, int used, float sigma2)
+  METHOD Consumer(Smem& s, const Sizes& size, Work work, Turn turn, int used, float sigma2)
       : s(s), size(size), work(work), turn(turn), used(used), sigma2(sigma2) {}
 
   /// Starts S = Q Kᵀ of tile i.
@@ -198,47 +206,53 @@ struct Consumer {
   METHOD void mask(int i) {
     mask_scores(r_s, CAUSAL, work.m0 + turn.group * WGMMA_ROWS, work.key0(i), size.M, size.N);
   }
-  /// S of tile i and its softmax, beside O += P V of the tile before.
-  template <bool MASKED> METHOD void step(int i, bool last) {
+  METHOD void finish_output(int i) {
+    wgmma_wait<0>(r_o, r_p);
+    release(s.v_empty[Use(used + i).stage]);
+  }
+  /// S of tile i and its softmax, of which no row sees all.
+  METHOD void masked_step(int i, bool last) {
+    if (i > 0) start_output(i - 1), finish_output(i - 1);
+    turn.take();
+    start_scores(i);
+    turn.pass(last);
+    wgmma_wait<0>(r_s);
+    release(s.k_empty[Use(used + i).stage]);
+    mask(i);
+    softmax.update(r_s, r_o, sigma2);
+    r_p.template round<Element>(r_s);
+  }
+  /// The same of a tile that every row sees, beside O += P V of the tile before.
+  METHOD void step(int i, bool last) {
     turn.take();
     start_scores(i);
     start_output(i - 1);
     turn.pass(last);
     wgmma_wait<1>(r_s);
     release(s.k_empty[Use(used + i).stage]);
-    if (i < work.tiles - work.whole) mask(i);
     Rescale rescale;
     softmax.update(r_s, rescale, sigma2);
-    wgmma_wait<0>(r_o, r_p);
-    release(s.v_empty[Use(used + i - 1).stage]);
+    finish_output(i - 1);
     rescale.apply(r_o);
     r_p.template round<Element>(r_s);
   }
 
   METHOD void run(bool last) {
-    const int tiles = work.tiles, masked = tiles - work.whole;
+    const int tiles = work.tiles, masked = max(tiles - work.whole, 1);
     r_o.clear();
-    if (tiles == 0) return;
-    turn.take();
-    start_scores(0);
-    turn.pass(last && tiles == 1);
-    wgmma_wait<0>(r_s);
-    release(s.k_empty[Use(used).stage]);
-    if (masked > 0) mask(0);
-    softmax.update(r_s, r_o, sigma2);
-    r_p.template round<Element>(r_s);
-    int i = 1;
+    int i = 0;
 #pragma unroll 1
-    for (; i < tiles; ++i) step<true>(i, last && i == tiles - 1);
-    start_output(tiles - 1);
-    wgmma_wait<0>(r_o, r_p);
-    release(s.v_empty[Use(used + tiles - 1).stage]);
+    for (; i < min(masked, tiles); ++i) masked_step(i, last && i == tiles - 1);
+#pragma unroll 1
+    for (; i < tiles; ++i) step(i, last && i == tiles - 1);
+    if (!O_OVER_Q && lane_id() == 0) mbarrier_arrive(s.q_empty[turn.group]);
+    if (tiles > 0) start_output(tiles - 1), finish_output(tiles - 1);
     softmax.finish();
     softmax.normalise(r_o);
   }
 };
 
-/// Lays a warp's 16 rows over its queries, which nobody reads any more, and starts to store them.
+/// Lays a warp's 16 rows into shared memory and starts to store them.
 template <class Acc>
 DEVICE void start_store(QTile& s_tile, Acc& r_o, const TensorMap& o, const Work& work, int row0) {
   const int warp_row0 = warp_in_group() * MMA_M;
@@ -265,10 +279,10 @@ DEVICE void start_store(QTile& s_tile, Acc& r_o, const TensorMap& o, const Work&
 KERNEL(THREADS, 1)
 flash_hopper(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
              const __grid_constant__ TensorMap v, const __grid_constant__ TensorMap o,
-             const View<float, 3> g_lse, int B, int H, int M, int N, int GROUP, int SECTION, float sigma) {
+             const View<float, 3> g_lse, int B, int H, int M, int N, int GROUP, float sigma) {
   Smem& s = dynamic_smem<Smem>();
   const Sizes size{B, H, M, N, GROUP};
-  Schedule schedule(size, SECTION);
+  Schedule schedule(size);
   if (threadIdx.x == 0) {
 #pragma unroll
     for (int g = 0; g < CONSUMERS; ++g)
@@ -293,18 +307,17 @@ flash_hopper(const __grid_constant__ TensorMap q, const __grid_constant__ Tensor
     int used = 0;
     turn.begin();
 #pragma unroll 1
-    for (; !schedule.over(); ++schedule.round) {
-      Work work = schedule.work();
-      int row0 = work.m0 + group * WGMMA_ROWS;
-      Consumer consumer(s, size, work, turn, used, sigma * LOG2_E);
-      mbarrier_wait(s.q_full[group], schedule.round % 2);
+    for (; !schedule.over(); schedule.next()) {
+      Consumer consumer(s, size, schedule.work(), turn, used, sigma * LOG2_E);
+      mbarrier_wait(s.q_full[group], schedule.taken % 2);
       consumer.run(schedule.last());
-      used += work.tiles;
+      used += consumer.work.tiles;
 
-      asm volatile("" : "+r"(schedule.round));
-      work = schedule.work();row0 = work.m0 + group * WGMMA_ROWS;
-      named_sync(1 + CONSUMERS + group, WARPGROUP);  // no warp's product reads the queries any more
-      start_store(s.q[group], consumer.r_o, o, work, row0);
+      schedule.turn = computed_anew(schedule.turn);
+      const Work work = schedule.work();
+      const int row0 = work.m0 + group * WGMMA_ROWS;
+      if (O_OVER_Q) named_sync(1 + CONSUMERS + group, WARPGROUP);  // no warp's product reads the queries
+      start_store(s.o(group), consumer.r_o, o, work, row0);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int row = consumer.r_o.row(0, half) + row0;
@@ -313,8 +326,9 @@ flash_hopper(const __grid_constant__ TensorMap q, const __grid_constant__ Tensor
       }
       if (elect_one()) {
         bulk_wait_read<0>();
-        mbarrier_arrive(s.q_empty[group]);
+        if (O_OVER_Q) mbarrier_arrive(s.q_empty[group]);
       }
+      warp_sync();
     }
   }
 }

@@ -23,6 +23,15 @@ DEVICE bool elect_one(SITE_ONLY) {
 #endif
 }
 
+/// x, of which the compiler does not know that it is x: what is computed from it anew is not kept in registers
+/// until then.
+DEVICE int computed_anew(int x) {
+#if !defined(CUATTN_SIMT)
+  asm volatile("" : "+r"(x));
+#endif
+  return x;
+}
+
 /// Gives registers back: from here on a thread has COUNT, a multiple of 8 from 24 to 256. All warps of the
 /// warpgroup call it. PTX setmaxnreg.dec.
 template <int COUNT> DEVICE void setmaxnreg_dec(SITE_ONLY) {
