@@ -55,8 +55,9 @@ def plan(shape: AttentionShape, device, overrides=None) -> Plan:
         "BLOCK_M": block_m, "BLOCK_N": block_n, "STAGES": stages, "HEAD_DIM": shape.d, "CAUSAL": shape.causal,
         "Element": shape.dtype, "SMEM_BYTES": smem, "TURNS": chosen["turns"], "O_OVER_Q": o_over_q,
     }
-    m_tiles = ceil_div(shape.m, block_m)
-    grid = (min((ceil_div(m_tiles, 2) if shape.causal else m_tiles) * shape.h * shape.b, device.sms), 1, 1)
+    heads = shape.b * shape.h
+    turns = ceil_div(shape.m, block_m) * (ceil_div(heads, 2) if shape.causal else heads)
+    grid = (min(turns, device.sms), 1, 1)
     rows = {"q": WARPGROUP_ROWS, "k": block_n, "v": block_n, "o": WARP_ROWS}
     maps = {name: TileMap(name, (1, of, 1, PANEL), SWIZZLE) for name, of in rows.items()}
     launch = Launch(FILE, "flash_hopper", grid, 128 * (block_m // WARPGROUP_ROWS + 1), smem, compiled, maps=maps)

@@ -4,9 +4,13 @@
 // the old m is multiplied by e^{σ(m_old − m_new)}. Exponentials are taken to base 2, with σ₂ = σ·log₂e.
 //
 // NOTE: s − m is taken before it is scaled. The usual σ₂s − σ₂m is one fma, but rounds σ₂m alone: at logits
-// of 3·10⁴ the largest weight is then 2^±0.002 instead of 1, which shows in float16.
+// of 3·10⁴ the largest weight is then 2^±0.002 instead of 1, which shows in float16. FUSED is that fma, for
+// warps none of whose |σ₂m| is beyond FUSED_UP_TO.
 #pragma once
 #include "prim/mma.cuh"
+
+/// Up to here the rounding of σ₂m changes a sum by less than the float32 of its logarithm shows.
+constexpr float FUSED_UP_TO = 64.f;
 
 struct SoftmaxRow {
   float m, l;
@@ -57,7 +61,7 @@ DEVICE SoftmaxRow merge_lanes(SoftmaxRow row, float sigma2 SITE) {
 }
 
 /// The states of the rows that a warp's accumulator holds: two a tile row for each lane, shared by the quad.
-template <int ROWS> struct Softmax {
+template <int ROWS, bool FUSED = false> struct Softmax {
   static constexpr int M_TILES = ROWS / MMA_M;
   SoftmaxRow row[M_TILES][2];
 
@@ -74,11 +78,18 @@ template <int ROWS> struct Softmax {
           top = fmaxf(top, fmaxf(r_s.tile[m][n][2 * half], r_s.tile[m][n][2 * half + 1]));
         SoftmaxRow& state = row[m][half];
         float rescale = state.raise(quad_max(top AT_SITE), sigma2), pivot = state.pivot();
+        float first = FUSED ? 0.f : pivot, then = FUSED ? pivot * sigma2 : 0.f;  // what is taken away, and when
+        if (FUSED && warp_any(fabsf(then) > FUSED_UP_TO AT_SITE)) {
+          then = 0.f;
+#pragma unroll
+          for (int n = 0; n < AccS::N_TILES; ++n)
+            r_s.tile[m][n][2 * half] -= pivot, r_s.tile[m][n][2 * half + 1] -= pivot;
+        }
 #pragma unroll
         for (int n = 0; n < AccS::N_TILES; ++n)
 #pragma unroll
           for (int e = 2 * half; e < 2 * half + 2; ++e) {
-            r_s.tile[m][n][e] = exp2_fast((r_s.tile[m][n][e] - pivot) * sigma2);
+            r_s.tile[m][n][e] = exp2_fast((r_s.tile[m][n][e] - first) * sigma2 - then);
             state.l += r_s.tile[m][n][e];
           }
 #pragma unroll

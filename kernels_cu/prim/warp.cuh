@@ -23,6 +23,15 @@ template <class T> DEVICE T shuffle_xor(T v, int lane_mask SITE) {
 #endif
 }
 
+/// Whether `p` holds in a lane of the warp.
+DEVICE bool warp_any(bool p SITE) {
+#if defined(CUATTN_SIMT)
+  return simt::ballot(ALL_LANES, p AT_SITE) != 0;
+#else
+  return __any_sync(ALL_LANES, p);
+#endif
+}
+
 /// Orders shared memory among the lanes of a warp.
 DEVICE void warp_sync(SITE_ONLY) {
 #if defined(CUATTN_SIMT)
