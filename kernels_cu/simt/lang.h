@@ -13,7 +13,7 @@
 #define __constant__ static const
 #define __grid_constant__
 #define __restrict__ __restrict
-#define __forceinline__ inline __attribute__((always_inline))
+#define __forceinline__ SIMT_INLINE
 #define __noinline__ __attribute__((noinline))
 #define __align__(n) alignas(n)
 #define __launch_bounds__(...)

@@ -12,7 +12,9 @@
 
 #include "fiber.h"
 
+#if !defined(SIMT_INLINE)  // where it is `inline`, the compiler chooses: such a kernel is built sooner
 #define SIMT_INLINE inline __attribute__((always_inline))
+#endif
 #define SIMT_COLD inline __attribute__((noinline, cold))
 
 struct uint3 {
