@@ -15,7 +15,7 @@ import secrets
 import shutil
 import stat
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,10 @@ from cuattn.compilers import (
     CompilerMissing,
     compile_host,
     compile_nvrtc,
+    compile_object,
     compiler_of,
     host_compiler,
+    object_options,
     ptxas_report,
 )
 from cuattn.sources import CompileError, Sources, entries, source_hash, source_path, sources, stamp
@@ -170,10 +172,9 @@ def build(
     known = _folders.get(call)
     if known is None or known[0] is not made_of:
         parts = _key_parts(file, constants, target, made_of, options, compiler, table, stamped)
-        key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
-        known = _folders[call] = made_of, cache / f"{Path(file).stem}.{key}", parts
+        known = _folders[call] = made_of, cache / f"{Path(file).stem}.{_key(parts)}", parts
     _, folder, parts = known
-    record = _read_entry(folder) or _build_entry(folder, file, target, options, parts)
+    record = _read_entry(folder) or _build_kernel(folder, file, target, made_of, parts)
     if entry not in record["entries"]:
         raise CompileError(f"entry: expected a kernel of {file} ({', '.join(record['entries'])}), "
                            f"got {entry!r}; mend the row")
@@ -193,6 +194,10 @@ def _key_parts(file, constants, target, made_of: Sources, options, compiler, tab
         "constants": dict(sorted(constants.items())), "options": options, "compiler": compiler,
         "target": target, "root": str(tree.KERNELS) if host else "",
     }
+
+
+def _key(parts: dict) -> str:
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def _stamps(folder: Path, record: dict) -> tuple:
@@ -219,7 +224,28 @@ def _read_entry(folder: Path) -> dict | None:
     return record
 
 
-def _build_entry(folder: Path, file: str, target: str, options, parts) -> dict:
+def _build_kernel(folder: Path, file: str, target: str, made_of: Sources, parts: dict) -> dict:
+    options = parts["options"]
+    if target != "cpu":
+        return _build_entry(folder, "kernel.cubin", entries(file), parts,
+                            lambda scratch: compile_nvrtc(scratch, parts["unit"], options))
+    objects = [_object(folder.parent, part, object_options(options), parts["compiler"])
+               for part in made_of.linked]
+    return _build_entry(folder, "kernel.so", entries(file), parts,
+                        lambda scratch: compile_host(scratch, parts["unit"], options, objects))
+
+
+def _object(cache: Path, file: str, options, compiler: str) -> Path:
+    """The object of a file that the CPU machine links into many kernels, from the cache or built now."""
+    parts = {"file": file, "sources": sources(file).lines, "options": options, "compiler": compiler}
+    folder = cache / f"simt-{Path(file).stem}.{_key(parts)}"
+    record = _read_entry(folder) or _build_entry(folder, "object.o", (), parts,
+                                                 lambda scratch: compile_object(scratch, file, options))
+    return folder / record["binary"]
+
+
+def _build_entry(folder: Path, binary: str, names, parts: dict, compiled: Callable[[Path], str]) -> dict:
+    """A new entry that holds `binary` with these kernels; `compiled` makes it in a folder, and returns a log."""
     # NOTE: mkdir and not mkdtemp, whose folders are closed to the other users of a shared cache.
     scratch = folder.parent / f".{folder.name}.{secrets.token_hex(8)}"
     try:
@@ -228,10 +254,9 @@ def _build_entry(folder: Path, file: str, target: str, options, parts) -> dict:
         raise CompileError(f"cache: expected a folder that can be written, got {folder.parent} "
                            f"({error.strerror}); set CUATTN_CACHE_DIR to another") from None
     try:
-        log = (compile_host if target == "cpu" else compile_nvrtc)(scratch, parts["unit"], options)
-        binary = "kernel.so" if target == "cpu" else "kernel.cubin"
+        log = compiled(scratch)
         record = {"binary": binary, "digest": hashlib.sha256((scratch / binary).read_bytes()).hexdigest(),
-                  "entries": list(entries(file)), **ptxas_report(log), "key": parts}
+                  "entries": list(names), **ptxas_report(log), "key": parts}
         (scratch / "log.txt").write_text(log)
         (scratch / "entry.json").write_text(json.dumps(record, indent=1))
         return _install(scratch, folder, record)

@@ -22,6 +22,7 @@ NVRTC_OPTIONS = ("-std=c++17", "-ftz=true", "-fmad=true", "-lineinfo", "--ptxas-
 HOST_OPTIONS = ("-std=c++20", "-fPIC", "-shared", "-w", "-ffp-contract=off", "-fno-strict-aliasing",
                 "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti", "-fstack-clash-protection",
                 "-DCUATTN_SIMT=1")
+QUICK_INLINE = "-DSIMT_INLINE=inline"  # see simt/state.h
 
 
 class CompilerMissing(RuntimeError):
@@ -91,7 +92,7 @@ def _optimisation() -> tuple[str, ...]:
     level = os.environ.get("CUATTN_CPU_OPTIMIZE") or "2"
     if level not in ("2", "g"):
         raise CompileError(f"CUATTN_CPU_OPTIMIZE: expected 2 or g, got {level!r}; change it or leave it out")
-    return ("-O2",) if level == "2" else ("-Og", "-DSIMT_INLINE=inline")
+    return ("-O2",) if level == "2" else ("-Og", QUICK_INLINE)
 
 
 def compiler_of(target: str) -> tuple[tuple[str, ...], str]:
@@ -102,11 +103,26 @@ def compiler_of(target: str) -> tuple[tuple[str, ...], str]:
     return NVRTC_OPTIONS + (f"-arch={target}",), nvrtc_identity(*_nvrtc().getVersion())
 
 
-def compile_host(folder: Path, text: str, options) -> str:
+def compile_host(folder: Path, text: str, options, objects: list[Path]) -> str:
+    """`kernel.so` of the unit and what is linked into it; the compiler's log."""
     (folder / "unit.cu").write_text(text, encoding="utf-8")
-    command = [*host_compiler(), *options, f"-I{tree.KERNELS}", "-x", "c++", str(folder / "unit.cu"),
-               "-o", str(folder / "kernel.so")]
-    done = subprocess.run(command, capture_output=True, text=True)
+    return _run_host([*options, f"-I{tree.KERNELS}", "-x", "c++", str(folder / "unit.cu"),
+                      "-x", "none", *map(str, objects), "-o", str(folder / "kernel.so")])
+
+
+def object_options(options) -> tuple[str, ...]:
+    """Those of a file that is linked into many kernels: the quick ones of a unit would save nothing."""
+    return tuple(option for option in options if option not in ("-shared", QUICK_INLINE))
+
+
+def compile_object(folder: Path, file: str, options) -> str:
+    """`object.o` of a file below `kernels_cu/`; the compiler's log."""
+    return _run_host([*options, f"-I{tree.KERNELS}", "-c", str(tree.KERNELS / file),
+                      "-o", str(folder / "object.o")])
+
+
+def _run_host(arguments: list[str]) -> str:
+    done = subprocess.run([*host_compiler(), *arguments], capture_output=True, text=True)
     if done.returncode:
         raise CompileError(_first_errors("the C++ compiler", done.stderr))
     return done.stderr

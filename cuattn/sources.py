@@ -16,6 +16,8 @@ from pathlib import Path
 from cuattn.paths import KERNELS
 
 IMPLICIT = "prim/num.cuh"  # every translation unit begins with it: the constants may name its types
+# What the CPU machine links into a kernel that reaches a header: the same for all of them, so built once.
+LINKED = {"simt/lang.h": "simt/machine.cc", "simt/wgmma.h": "simt/wgmma.cc"}
 
 _INCLUDE = re.compile(r'^\s*#\s*include\s*(?:"([^"]+)"|<([^>]+)>)', re.M)
 _TOKEN = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])*\'', re.S)
@@ -39,7 +41,9 @@ class Sources:
     texts : tuple of (name, digest)
         The kernel and its headers, whatever their layout.
     lines : tuple of (name, digest)
-        The same and the CPU machine's headers, line by line.
+        The same and the CPU machine's headers and linked files, line by line.
+    linked : tuple of str
+        The files whose objects the CPU machine links into the kernel.
     seen : mapping of path to stamp
         Every file that was read, and every one that would have been read had it existed.
     """
@@ -48,6 +52,7 @@ class Sources:
     entries: tuple[str, ...]
     texts: tuple[tuple[str, str], ...]
     lines: tuple[tuple[str, str], ...]
+    linked: tuple[str, ...]
     seen: dict[str, tuple | None]
 
 
@@ -110,6 +115,7 @@ def _read(file: str) -> Sources:
             continue
         found[path] = without_comments(path.read_text(encoding="utf-8"))
         todo += _included(found[path], path.parent, root)
+        todo += [root / part for header, part in LINKED.items() if path == root / header]
     names = {path: path.relative_to(root).as_posix() if path.is_relative_to(root)
              else "./" + Path(os.path.relpath(path, main.parent.resolve())).as_posix() for path in found}
     kernel = sorted((names[path], _without_lines(text)) for path, text in found.items()
@@ -120,6 +126,7 @@ def _read(file: str) -> Sources:
         entries=tuple(_ENTRY.findall(found[main.parent.resolve() / main.name])),
         texts=tuple((name, _digest(text)) for name, text in kernel),
         lines=tuple((name, _digest(text)) for name, text in everything),
+        linked=tuple(part for part in LINKED.values() if root / part in found),
         seen=seen,
     )
 

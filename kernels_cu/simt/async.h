@@ -6,13 +6,7 @@
 
 namespace simt {
 
-inline void copy_now(const Copy& copy) {
-  if (machine.block->held)
-    read_held(copy.to, copy.from, copy.source_bytes);
-  else if (copy.source_bytes)
-    memcpy(copy.to, behind(copy.from), copy.source_bytes);
-  memset(copy.to + copy.source_bytes, 0, copy.bytes - copy.source_bytes);
-}
+void copy_now(const Copy& copy);
 
 /// Copies `source_bytes` bytes and fills the rest of `bytes` (4, 8 or 16) with zero. With 0 source bytes
 /// g_from is not read.
@@ -41,31 +35,9 @@ SIMT_INLINE void cp_async(void* s_to, const void* g_from, int bytes, int source_
 }
 
 /// Closes the group of copies issued since the last commit.
-inline void cp_async_commit(Site site = Site::here()) {
-  if (machine.watched) [[unlikely]]
-    watch_call(Access::copy_commit, site);
-  CopyQueue& queue = current->copies;
-  if (queue.groups == queue.group_capacity) [[unlikely]]
-    grow(queue.group_ends, queue.groups, queue.group_capacity, 16);
-  queue.group_ends[queue.groups++] = queue.count;
-}
+void cp_async_commit(Site site = Site::here());
 
 /// Waits until at most `allow` of this thread's groups are in flight.
-inline void cp_async_wait(int allow, Site site = Site::here()) {
-  if (machine.watched) [[unlikely]]
-    watch_call(Access::copy_wait, site);
-  CopyQueue& queue = current->copies;
-  int done = queue.groups - allow;
-  if (done <= 0) return;
-  int end = queue.group_ends[done - 1];
-  for (int i = 0; i < end; ++i) {
-    if (machine.launch.copies_late) copy_now(queue.items[i]);
-    if (machine.launch.races)
-      land_touch(queue.items[i].to - machine.shared, queue.items[i].bytes, Touch::copy);
-  }
-  queue.count -= end, queue.groups -= done;
-  if (queue.count) memmove(queue.items, queue.items + end, queue.count * sizeof(Copy));
-  for (int i = 0; i < queue.groups; ++i) queue.group_ends[i] = queue.group_ends[i + done] - end;
-}
+void cp_async_wait(int allow, Site site = Site::here());
 
 }  // namespace simt

@@ -49,11 +49,7 @@ struct Clocks {
   int address_count, address_capacity;
 };
 
-SIMT_COLD void* zeroed(size_t bytes) {
-  void* p = calloc(1, bytes ? bytes : 1);
-  if (!p) abort();
-  return p;
-}
+SIMT_COLD void* zeroed(size_t bytes);
 /// Doubles an array that is full.
 template <class T, class Int> SIMT_COLD void grow(T*& items, Int count, Int& capacity, Int least) {
   if (count < capacity) return;
@@ -75,175 +71,47 @@ template <class Use> inline void for_chunks(uint64_t address, size_t bytes, Use 
 /// Entries of a Known that may come into use.
 inline size_t most_entries(const Clocks& c) { return size_t(c.first_counter) + MAX_COUNTERS; }
 
-inline Clocks* make_clocks(int warps, int blocks, bool proxies) {
-  int threads = blocks * warps * LANES;
-  Clocks* c = static_cast<Clocks*>(zeroed(sizeof(Clocks)));
-  c->threads = threads, c->blocks = blocks, c->epoch = 1, c->proxies = proxies;
-  c->first_counter = c->width = proxies ? 2 * threads : threads;
-  c->common = static_cast<uint32_t*>(zeroed(most_entries(*c) * sizeof(uint32_t)));
-  c->barrier = static_cast<Known*>(zeroed(blocks * BARRIERS * sizeof(Known)));
-  c->own = static_cast<uint32_t*>(zeroed(threads * sizeof(uint32_t)));
-  for (Known** known : {&c->row, &c->fenced, &c->heard})
-    *known = static_cast<Known*>(zeroed(threads * sizeof(Known)));
-  for (int t = 0; t < threads; ++t) c->own[t] = 1;
-  return c;
-}
-inline void free_clocks(Clocks* c) {
-  if (!c) return;
-  for (Known* known : {c->row, c->fenced, c->heard}) {
-    for (int t = 0; t < c->threads; ++t) free(known[t].clock);
-    free(known);
-  }
-  for (int i = 0; i < c->blocks * BARRIERS; ++i) free(c->barrier[i].clock);
-  free(c->scratch.clock);
-  for (int i = 0; i < c->address_capacity; ++i) free(c->addresses[i].known.clock);
-  free(c->addresses), free(c->barrier), free(c->common), free(c->own), free(c);
-}
+Clocks* make_clocks(int warps, int blocks, bool proxies);
+void free_clocks(Clocks* c);
 
 /// The clocks of a place in this epoch.
-inline uint32_t* now(Clocks& c, Known& k) {
-  if (!k.clock)
-    k.clock = static_cast<uint32_t*>(zeroed(most_entries(c) * sizeof(uint32_t)));
-  else if (k.epoch != c.epoch)
-    memset(k.clock, 0, c.width * sizeof(uint32_t));
-  k.epoch = c.epoch;
-  return k.clock;
-}
-inline void join(Clocks& c, Known& into, Known& from) {
-  if (!from.clock || from.epoch != c.epoch) return;
-  uint32_t* a = now(c, into);
-  const uint32_t* b = from.clock;
-  for (int i = 0; i < c.width; ++i) a[i] = a[i] > b[i] ? a[i] : b[i];
-}
+uint32_t* now(Clocks& c, Known& k);
+void join(Clocks& c, Known& into, Known& from);
 
 /// All that thread t knows and did becomes known at a place.
-inline void release(Clocks& c, int t, Known& place) {
-  join(c, place, c.row[t]);
-  uint32_t* at = now(c, place);
-  if (at[t] < c.own[t]) at[t] = c.own[t];
-  ++c.own[t];
-}
+void release(Clocks& c, int t, Known& place);
 inline void acquire(Clocks& c, int t, Known& place) { join(c, c.row[t], place); }
 
-/// What one entry of a thread says, with what everybody knows.
-inline uint32_t known_entry(Clocks& c, int t, int entry) {
-  const Known& row = c.row[t];
-  uint32_t own = row.clock && row.epoch == c.epoch ? row.clock[entry] : 0;
-  return own > c.common[entry] ? own : c.common[entry];
-}
-
-SIMT_COLD void keep_common(Clocks& c) {
-  for (int t = 0; t < c.threads; ++t)
-    for (int i = c.threads; i < c.width; ++i) c.common[i] = known_entry(c, t, i);
-  for (int t = 0; c.proxies && t < c.threads; ++t) c.common[t] = c.own[t]++;
-}
 /// All threads have met.
-inline void meet_all(Clocks& c) {
-  if (c.width > c.threads) [[unlikely]]
-    keep_common(c);
-  ++c.epoch;
-}
+void meet_all(Clocks& c);
 /// New blocks begin, which have no counters yet.
-inline void start_clocks(Clocks& c) {
-  meet_all(c);
-  c.counters = 0;
-  memset(c.common + c.first_counter, 0, (c.width - c.first_counter) * sizeof(uint32_t));
-}
+void start_clocks(Clocks& c);
 
 /// These lanes of a warp have met in __syncwarp.
-inline void meet_lanes(Clocks& c, int warp, uint32_t lanes) {
-  c.scratch.epoch = 0;
-  for (uint32_t left = lanes; left; left &= left - 1)
-    release(c, warp * LANES + __builtin_ctz(left), c.scratch);
-  for (uint32_t left = lanes; left; left &= left - 1)
-    acquire(c, warp * LANES + __builtin_ctz(left), c.scratch);
-}
+void meet_lanes(Clocks& c, int warp, uint32_t lanes);
 
 /// The lanes of a warp whose accesses up to `clock` are ordered before what thread t does now.
-inline uint32_t ordered_lanes(Clocks& c, int t, int warp, uint32_t clock) {
-  uint32_t lanes = warp == t / LANES ? 1u << t % LANES : 0u;
-  const Known& row = c.row[t];
-  if (!row.clock || row.epoch != c.epoch) return lanes;
-  for (int lane = 0; lane < LANES; ++lane) lanes |= uint32_t(row.clock[warp * LANES + lane] >= clock) << lane;
-  return lanes;
-}
-inline bool is_ordered(Clocks& c, int t, int before, uint32_t clock) {
-  return ordered_lanes(c, t, before / LANES, clock) >> before % LANES & 1;
-}
+uint32_t ordered_lanes(Clocks& c, int t, int warp, uint32_t clock);
+bool is_ordered(Clocks& c, int t, int before, uint32_t clock);
 
 // ---- the async proxy
 
 /// Thread t's proxy fence: what it knows of plain writes, the async proxy sees too if t starts it.
-inline void clock_proxy_fence(Clocks& c, int t) {
-  if (!c.proxies) return;
-  uint32_t* row = now(c, c.row[t]);
-  for (int u = 0; u < c.threads; ++u) {
-    uint32_t clock = row[u] > c.common[u] ? row[u] : c.common[u];
-    if (row[c.threads + u] < clock) row[c.threads + u] = clock;
-  }
-  row[c.threads + t] = c.own[t]++;
-}
+void clock_proxy_fence(Clocks& c, int t);
 /// The lanes of a warp whose plain writes up to `clock` the async proxy sees when thread t starts it.
-inline uint32_t proxied_lanes(Clocks& c, int t, int warp, uint32_t clock) {
-  uint32_t lanes = 0;
-  for (int lane = 0; lane < LANES; ++lane)
-    lanes |= uint32_t(known_entry(c, t, c.threads + warp * LANES + lane) >= clock) << lane;
-  return lanes;
-}
+uint32_t proxied_lanes(Clocks& c, int t, int warp, uint32_t clock);
 /// The same for whoever starts it, as far as everybody knows.
-inline uint32_t commonly_proxied_lanes(Clocks& c, int warp, uint32_t clock) {
-  uint32_t lanes = 0;
-  for (int lane = 0; lane < LANES; ++lane)
-    lanes |= uint32_t(c.common[c.threads + warp * LANES + lane] >= clock) << lane;
-  return lanes;
-}
+uint32_t commonly_proxied_lanes(Clocks& c, int warp, uint32_t clock);
 
 /// A new counter's number.
-inline int new_counter(Clocks& c, uint32_t name) {
-  c.counter_name[c.counters] = name;
-  if (c.first_counter + c.counters == c.width) ++c.width;
-  return c.counters++;
-}
+int new_counter(Clocks& c, uint32_t name);
 /// How much of a counter thread t knows to be over.
-inline uint32_t known_count(Clocks& c, int t, int counter) {
-  return known_entry(c, t, c.first_counter + counter);
-}
-inline void learn_count(Clocks& c, int t, int counter, uint32_t over) {
-  uint32_t& entry = now(c, c.row[t])[c.first_counter + counter];
-  if (entry < over) entry = over;
-}
+uint32_t known_count(Clocks& c, int t, int counter);
+void learn_count(Clocks& c, int t, int counter, uint32_t over);
 
 // ---- fences and atomics: a fence before an atomic publishes, a fence after one takes in what it saw
 
-inline void clock_fence(Clocks& c, int t) {
-  join(c, c.row[t], c.heard[t]);
-  now(c, c.fenced[t]);
-  memset(c.fenced[t].clock, 0, c.width * sizeof(uint32_t));
-  release(c, t, c.fenced[t]);
-}
-/// Where an address is, or would be, among those that atomics have touched. There is room.
-inline SyncAddress& address_slot(Clocks& c, uint64_t key) {
-  const uint64_t mask = uint64_t(c.address_capacity) - 1;
-  uint64_t at = (key >> 2) * 0x9e3779b97f4a7c15u >> 32 & mask;
-  while (c.addresses[at].key && c.addresses[at].key != key) at = (at + 1) & mask;
-  return c.addresses[at];
-}
-SIMT_COLD void grow_addresses(Clocks& c) {
-  SyncAddress* before = c.addresses;
-  const int many = c.address_capacity;
-  c.address_capacity = many ? 2 * many : 64;
-  c.addresses = static_cast<SyncAddress*>(zeroed(size_t(c.address_capacity) * sizeof(SyncAddress)));
-  for (int i = 0; i < many; ++i)
-    if (before[i].key) address_slot(c, before[i].key) = before[i];
-  free(before);
-}
-SIMT_COLD void clock_atomic(Clocks& c, int t, uint64_t address) {
-  if (2 * c.address_count >= c.address_capacity) grow_addresses(c);
-  SyncAddress& slot = address_slot(c, address + 1);
-  if (!slot.key) slot.key = address + 1, ++c.address_count;
-  Known& place = slot.known;
-  join(c, c.heard[t], place);
-  join(c, place, c.fenced[t]);
-}
+void clock_fence(Clocks& c, int t);
+SIMT_COLD void clock_atomic(Clocks& c, int t, uint64_t address);
 
 }  // namespace simt

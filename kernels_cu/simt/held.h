@@ -22,50 +22,16 @@ struct HeldStores {
   int newest[BUCKETS];  // index into items, or -1
 };
 
-inline HeldStores* make_held() {
-  HeldStores* h = static_cast<HeldStores*>(zeroed(sizeof(HeldStores)));
-  memset(h->newest, 0xff, sizeof h->newest);
-  return h;
-}
-inline void free_held(HeldStores* h) {
-  if (h) free(h->items), free(h);
-}
+HeldStores* make_held();
+void free_held(HeldStores* h);
 
 inline int& bucket(HeldStores& h, uint64_t chunk) { return h.newest[(chunk * 0x9e3779b97f4a7c15ull) >> 52]; }
-inline char* behind(uint64_t address) {
-  return reinterpret_cast<char*>(address + machine.launch.window_to_memory);
-}
+char* behind(uint64_t address);
 
-SIMT_COLD void hold(uint64_t address, const void* data, size_t bytes) {
-  HeldStores& h = *machine.block->held;
-  Clocks& clocks = *machine.block->clocks;
-  int me = clock_number();
-  for_chunks(address, bytes, [&](uint64_t chunk, uint16_t mask, uint64_t at) {
-    grow(h.items, h.count, h.capacity, 64);
-    int& newest = bucket(h, chunk);
-    HeldStore& s = h.items[h.count];
-    s = {chunk, mask, me, newest, clocks.epoch, clocks.own[me], {}};
-    memcpy(s.data + at % 16, static_cast<const char*>(data) + (at - address), __builtin_popcount(mask));
-    newest = h.count++;
-  });
-}
+SIMT_COLD void hold(uint64_t address, const void* data, size_t bytes);
 
 /// Reads global memory as the running block sees it.
-SIMT_COLD void read_held(void* to, uint64_t address, size_t bytes) {
-  memcpy(to, behind(address), bytes);
-  HeldStores& h = *machine.block->held;
-  for_chunks(address, bytes, [&](uint64_t chunk, uint16_t wanted, uint64_t) {
-    for (int i = bucket(h, chunk); i >= 0 && wanted; i = h.items[i].older) {
-      const HeldStore& s = h.items[i];
-      if (s.chunk != chunk) continue;
-      for (uint32_t left = s.bytes & wanted; left; left &= left - 1) {
-        int b = __builtin_ctz(left);
-        static_cast<char*>(to)[chunk * 16 + b - address] = s.data[b];
-      }
-      wanted &= ~s.bytes;
-    }
-  });
-}
+SIMT_COLD void read_held(void* to, uint64_t address, size_t bytes);
 
 /// Makes held stores visible that `which` picks. NOTE: what an earlier store still holds of the same bytes is
 /// forgotten, or it would overwrite the later one one day.
@@ -90,20 +56,9 @@ template <class Which> inline void publish(HeldStores& h, Which which) {
   h.count = kept;
 }
 
-SIMT_COLD void publish_fenced() {
-  HeldStores& h = *machine.block->held;
-  Clocks& clocks = *machine.block->clocks;
-  int me = clock_number();
-  publish(h, [&](const HeldStore& s) {
-    return s.epoch != clocks.epoch || is_ordered(clocks, me, s.thread, s.clock);
-  });
-}
-SIMT_COLD void publish_all(Block& block) {
-  if (block.held) publish(*block.held, [](const HeldStore&) { return true; });
-}
+SIMT_COLD void publish_fenced();
+SIMT_COLD void publish_all(Block& block);
 /// An atomic works on memory itself, so what the block holds of its bytes goes there first.
-SIMT_COLD void publish_bytes(uint64_t address) {
-  publish(*machine.block->held, [&](const HeldStore& s) { return s.chunk == address / 16; });
-}
+SIMT_COLD void publish_bytes(uint64_t address);
 
 }  // namespace simt

@@ -12,44 +12,13 @@
 namespace simt {
 
 /// The argument whose memory lies nearest to an address; null if the launch has none.
-SIMT_COLD const Extent* nearest_extent(uint64_t address) {
-  const Extent* best = nullptr;
-  uint64_t best_distance = ~0ull;
-  for (int i = 0; i < machine.launch.extent_count; ++i) {
-    const Extent& e = machine.launch.extents[i];
-    uint64_t distance = address < e.first ? e.first - address : address >= e.end ? address - e.end + 1 : 0;
-    if (distance < best_distance) best = &e, best_distance = distance;
-  }
-  return best;
-}
+SIMT_COLD const Extent* nearest_extent(uint64_t address);
 
-[[noreturn]] SIMT_COLD void fail_access(uint64_t address, size_t bytes, Touch touch, Site site) {
-  const char* verb = touch_name(touch);
-  if (address - machine.launch.window >= machine.launch.window_bytes)
-    fail(site, "%s of %zu bytes of global memory at %#llx, which is not a device address", verb, bytes,
-         static_cast<unsigned long long>(address));
-  const Extent* e = nearest_extent(address);
-  if (!e) fail(site, "%s of %zu bytes of global memory, but the launch has no array argument", verb, bytes);
-  long long offset = static_cast<long long>(address - e->first),
-            size = static_cast<long long>(e->end - e->first);
-  if (offset >= 0 && offset + static_cast<long long>(bytes) <= size)
-    fail(site, "misaligned %s of %zu bytes at byte %lld of %s (address %#llx)", verb, bytes, offset, e->name,
-         static_cast<unsigned long long>(address));
-  fail(site, "%s of %zu bytes at byte %lld of %s, which has %lld", verb, bytes, offset, e->name, size);
-}
+[[noreturn]] SIMT_COLD void fail_access(uint64_t address, size_t bytes, Touch touch, Site site);
 
 __attribute__((visibility("hidden"))) constinit inline Extent recent_extent{};  // of the last access
 
-SIMT_COLD void find_extent(uint64_t address, size_t bytes, Touch touch, Site site) {
-  for (int i = 0; i < machine.launch.extent_count; ++i) {
-    const Extent& e = machine.launch.extents[i];
-    if (address >= e.first && address <= e.end && e.end - address >= bytes) {
-      recent_extent = e;
-      return;
-    }
-  }
-  fail_access(address, bytes, touch, site);
-}
+SIMT_COLD void find_extent(uint64_t address, size_t bytes, Touch touch, Site site);
 
 /// Checks an access to global memory and returns where the bytes really are.
 SIMT_INLINE char* translate(const void* pointer, size_t bytes, size_t alignment, Touch touch, Site site) {
@@ -88,25 +57,12 @@ template <class T> SIMT_INLINE void store_global(T* p, std::type_identity_t<T> v
 }
 
 /// __threadfence. Blocks in other processes see the arena too.
-inline void fence(Site site = Site::here()) {
-  __atomic_thread_fence(__ATOMIC_SEQ_CST);
-  if (machine.watched) [[unlikely]]
-    watch_fence(site, true);
-  if (machine.launch.resident > 1) [[unlikely]]
-    yield_block(false);
-}
+void fence(Site site = Site::here());
 /// fence.proxy.async: what the thread has written to shared memory becomes visible to wgmma and bulk copies.
-SIMT_COLD void fence_mbarriers();  // in mbarrier.h
-inline void fence_proxy_async(Site site = Site::here()) {
-  if (machine.watched) [[unlikely]]
-    watch_proxy_fence(site);
-  if (machine.block->async) fence_mbarriers();
-}
+SIMT_COLD void fence_mbarriers();  // in mbarrier.cc
+void fence_proxy_async(Site site = Site::here());
 /// __threadfence_block.
-inline void fence_block(Site site = Site::here()) {
-  if (machine.watched) [[unlikely]]
-    watch_fence(site, false);
-}
+void fence_block(Site site = Site::here());
 
 // ---- shared memory
 
@@ -121,15 +77,7 @@ SIMT_INLINE uint64_t shared_offset(const void* p) {
 }
 
 [[noreturn]] SIMT_COLD void fail_shared(const void* p, size_t bytes, size_t alignment, Touch touch,
-                                        Site site) {
-  long long offset = static_cast<long long>(shared_offset(p));
-  if (reinterpret_cast<uintptr_t>(p) & (alignment - 1))
-    fail(site, "misaligned %s of %zu bytes at byte %lld of shared memory", touch_name(touch), bytes, offset);
-  if (reinterpret_cast<uint64_t>(p) - machine.launch.window < machine.launch.window_bytes)
-    fail(site, "shared memory %s of %zu bytes, but the pointer is a global one", touch_name(touch), bytes);
-  fail(site, "%s of %zu bytes at byte %lld of shared memory, which has %zu", touch_name(touch), bytes, offset,
-       size_t(machine.launch.smem_bytes));
-}
+                                        Site site);
 /// Checks an access to shared memory and returns where the bytes really are.
 SIMT_INLINE char* translate_shared(const void* p, size_t bytes, size_t alignment, Touch touch, Site site) {
   uint64_t offset = shared_offset(p);

@@ -15,7 +15,7 @@
 #if !defined(SIMT_INLINE)  // where it is `inline`, the compiler chooses: such a kernel is built sooner
 #define SIMT_INLINE inline __attribute__((always_inline))
 #endif
-#define SIMT_COLD inline __attribute__((noinline, cold))
+#define SIMT_COLD __attribute__((noinline, cold))
 
 struct uint3 {
   unsigned x, y, z;
@@ -145,14 +145,7 @@ constexpr bool is_global(Access a) { return a <= Access::global_atomic; }
 constexpr bool is_shared(Access a) { return a >= Access::shared_load && a <= Access::stmatrix; }
 
 /// A call in which lanes meet, as messages name it.
-SIMT_COLD const char* call_name(Access call) {
-  return call == Access::ldmatrix   ? "ldmatrix"
-         : call == Access::stmatrix ? "stmatrix"
-         : call == Access::mma      ? "mma.sync"
-         : call == Access::shuffle  ? "a shuffle"
-         : call == Access::vote     ? "a ballot"
-                                    : "__syncwarp";
-}
+SIMT_COLD const char* call_name(Access call);
 
 /// Lanes of a warp that meet in one call. Arguments lie on the lanes' own stacks, which stand still while
 /// they wait.
@@ -238,52 +231,22 @@ __attribute__((visibility("hidden"))) constinit inline Machine machine{};
 __attribute__((visibility("hidden"))) constinit inline Fiber* current = nullptr;
 
 /// Appends to the report's message.
-SIMT_COLD __attribute__((format(printf, 1, 2))) void say(const char* format, ...) {
-  char* text = machine.report->message;
-  size_t used = strlen(text);
-  va_list arguments;
-  va_start(arguments, format);
-  vsnprintf(text + used, sizeof machine.report->message - used, format, arguments);
-  va_end(arguments);
-}
+SIMT_COLD __attribute__((format(printf, 1, 2))) void say(const char* format, ...);
 
 /// Abandons the launch from the fiber that runs: its fibers are never resumed.
-[[noreturn]] SIMT_COLD void give_up() {
-  machine.failed = true;
-  simt_fiber_switch(&current->stack_pointer, machine.main_stack_pointer);
-  abort();
-}
+[[noreturn]] SIMT_COLD void give_up();
 
 /// Coordinates of thread number `i` of a block.
-inline uint3 thread_at(uint32_t i) {
-  uint32_t x = machine.block_dim.x, y = machine.block_dim.y;
-  return {i % x, i / x % y, i / (x * y)};
-}
+uint3 thread_at(uint32_t i);
 /// The running thread's number in its block.
 SIMT_INLINE int thread_number() { return current->warp->id * LANES + current->lane; }
 /// Its number among the threads of its cluster: whose clock it has.
 inline int clock_number() { return machine.block->rank * machine.block->warps * LANES + thread_number(); }
 
-/// "; thread (x,y,z) of block (x,y,z) at file:line", the end of most messages.
-SIMT_COLD void say_where(Site site) {
-  const uint3 &t = current->thread_idx, &b = machine.block->index;
-  say("; thread (%u,%u,%u) of block (%u,%u,%u) at %s:%d", t.x, t.y, t.z, b.x, b.y, b.z, site.name(),
-      site.line);
-}
-
 /// Ends the launch with one sentence about what this thread did.
-[[noreturn]] SIMT_COLD __attribute__((format(printf, 2, 3))) void fail(Site site, const char* format, ...) {
-  char text[1024];
-  va_list arguments;
-  va_start(arguments, format);
-  vsnprintf(text, sizeof text, format, arguments);
-  va_end(arguments);
-  say("%s: %s", machine.launch.kernel, text);
-  say_where(site);
-  give_up();
-}
+[[noreturn]] SIMT_COLD __attribute__((format(printf, 2, 3))) void fail(Site site, const char* format, ...);
 
 /// A device-side check failed.
-[[noreturn]] SIMT_COLD void trap(const char* message, Site site = Site::here()) { fail(site, "%s", message); }
+[[noreturn]] SIMT_COLD void trap(const char* message, Site site = Site::here());
 
 }  // namespace simt

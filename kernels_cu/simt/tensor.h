@@ -5,12 +5,11 @@
 // 1 and all t. So the accumulators lie in four planes, one for each q: a lane's share is two whole rows of a
 // plane, and the product is four plain ones of 64 × K by K × N/4, whose inner loop runs along a row.
 #pragma once
-#include "mma.h"
+#include "vectors.h"
+#include "warpgroup.h"
 
 namespace simt {
 
-/// What the 16-byte chunks of an operand hold. An operand's row is 32 bytes along k.
-enum class Element : int { f16, bf16, e4m3 };
 constexpr int WGMMA_M = 64, WGMMA_MAX_N = 256;
 constexpr int depth_of(Element e) { return e == Element::e4m3 ? 32 : 16; }
 /// Floats from one row of a plane to the next.
