@@ -1,7 +1,8 @@
 """From a `.cu` file and its constants to a binary, through a cache whose key is the whole truth.
 
 key = translation unit + source and transitively included project headers (comments and white space aside) +
-constants + options + compiler version + target. An entry is a folder one can read: `unit.cu` as compiled, the
+constants + options + compiler version + target. The CPU machine itself, which no constant changes, is built
+once as an object that is linked into its kernels; it is part of their key. An entry is a folder one can read: `unit.cu` as compiled, the
 binary, the compiler's log, and `entry.json` with the key's parts. Entries are built in a temporary folder and
 renamed into place, so racing processes are safe; an entry whose binary does not match its recorded digest is
 built again. A process reads and checks an entry once, and again when its files' times or sizes have changed.
@@ -38,7 +39,7 @@ TYPES = ("float16", "bfloat16", "float32")
 RECORD = {"binary": str, "digest": str, "entries": list, "registers": dict, "spill_bytes": dict}
 
 __all__ = ["Built", "CompileError", "CompilerMissing", "build", "cache_folder", "entries", "host_compiler",
-           "source_hash", "sources", "unit"]
+           "linked_object", "source_hash", "sources", "unit"]
 
 
 @dataclass(frozen=True)
@@ -229,14 +230,14 @@ def _build_kernel(folder: Path, file: str, target: str, made_of: Sources, parts:
     if target != "cpu":
         return _build_entry(folder, "kernel.cubin", entries(file), parts,
                             lambda scratch: compile_nvrtc(scratch, parts["unit"], options))
-    objects = [_object(folder.parent, part, object_options(options), parts["compiler"])
-               for part in made_of.linked]
+    objects = [linked_object(folder.parent, part, options, parts["compiler"]) for part in made_of.linked]
     return _build_entry(folder, "kernel.so", entries(file), parts,
                         lambda scratch: compile_host(scratch, parts["unit"], options, objects))
 
 
-def _object(cache: Path, file: str, options, compiler: str) -> Path:
-    """The object of a file that the CPU machine links into many kernels, from the cache or built now."""
+def linked_object(cache: Path, file: str, options, compiler: str) -> Path:
+    """The object of a file that the CPU machine links into many kernels, from that cache or built now."""
+    options = object_options(options)
     parts = {"file": file, "sources": sources(file).lines, "options": options, "compiler": compiler}
     folder = cache / f"simt-{Path(file).stem}.{_key(parts)}"
     record = _read_entry(folder) or _build_entry(folder, "object.o", (), parts,

@@ -111,8 +111,9 @@ def compile_host(folder: Path, text: str, options, objects: list[Path]) -> str:
 
 
 def object_options(options) -> tuple[str, ...]:
-    """Those of a file that is linked into many kernels: the quick ones of a unit would save nothing."""
-    return tuple(option for option in options if option not in ("-shared", QUICK_INLINE))
+    """Those of a file that is linked into many kernels: it is built once, so it is built well."""
+    return tuple("-O2" if option == "-Og" else option for option in options
+                 if option not in ("-shared", QUICK_INLINE))
 
 
 def compile_object(folder: Path, file: str, options) -> str:

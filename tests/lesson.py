@@ -20,6 +20,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from own_cache import own_cache
+
 ROOT = Path(__file__).resolve().parent.parent
 PYTHON = ".venv/bin/python"  # as the README writes it
 PROMPT, ANY = "$ ", "…"
@@ -119,9 +121,11 @@ class Reader:
         for path in ROOT.iterdir():
             if not path.name.startswith(".") and path.name not in ("runs", "lab"):
                 (folder / path.name).symlink_to(path)
+        cache = own_cache(folder / "cache")
         kept = {name: value for name, value in os.environ.items()
                 if not name.startswith("CUATTN_") and name not in ("FORCE_COLOR", "PYTHONPATH")}
-        self.environment = {**kept, "PYTHONUTF8": "1", "CUATTN_CACHE_DIR": str(folder / "cache")}
+        self.environment = {**kept, "PYTHONUTF8": "1", "CUATTN_CACHE_DIR": str(cache),
+                            "CUATTN_CPU_OPTIMIZE": "g"}  # its kernels run for a moment
         self.session = subprocess.Popen(
             [sys.executable, "-c", SESSION], cwd=folder, env=self.environment, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,

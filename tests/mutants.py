@@ -39,6 +39,7 @@ from cuattn.kernels.base import AppendShape, AttentionShape, DecodeShape, ProbeS
 from cuattn.machine import DeviceError, RaceError
 from cuattn.paths import KERNELS
 from cuattn.verdict import Verdict
+from tests.own_cache import own_cache
 
 TABLE = Path(__file__).with_name("mutants.md")
 COMMAND = "python -m tests.mutants"
@@ -255,6 +256,7 @@ def planted(mutant: Mutant):
         root = Path(folder) / "kernels_cu"
         shutil.copytree(KERNELS, root)
         mutant.write(root)
+        kept = str(own_cache(Path(folder) / "cache"))
 
         def build_mutant(file, *arguments):
             if mutant.file not in dict(sources.sources(file).texts):
@@ -262,7 +264,7 @@ def planted(mutant: Mutant):
             with pytest.MonkeyPatch.context() as inside:
                 inside.setattr(sources, "KERNELS", root)
                 inside.setenv("CUATTN_CPU_OPTIMIZE", "g")  # what the machine sees of a kernel is the same
-                inside.setenv("CUATTN_CACHE_DIR", f"{folder}/cache")
+                inside.setenv("CUATTN_CACHE_DIR", kept)
                 return build(file, *arguments)
 
         patch.setattr(compiler, "build", build_mutant)

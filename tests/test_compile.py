@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
+from own_cache import kernels_in, own_cache
 
 from cuattn import compile as compiler
 from cuattn import compilers, sources
@@ -78,15 +79,11 @@ def test_every_default_compiles_within_limits_and_without_spills(name, arch):
 @pytest.fixture
 def project(tmp_path, monkeypatch):
     """A copy of the kernels, and a cache of its own."""
-    root = tmp_path / "kernels with ä space"
+    root, cache = tmp_path / "kernels with ä space", own_cache(tmp_path / "cache")
     shutil.copytree(KERNELS, root)
     monkeypatch.setattr(sources, "KERNELS", root)
-    monkeypatch.setenv("CUATTN_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("CUATTN_CACHE_DIR", str(cache))
     return root
-
-
-def folders(tmp_path: Path) -> list[str]:
-    return sorted(p.name for p in (tmp_path / "cache").iterdir())
 
 
 def edit(path: Path, old: str, new: str) -> None:
@@ -232,10 +229,11 @@ def test_constants_and_target_are_part_of_the_key(project):
     assert other.path != first.path and other.source_hash == first.source_hash
 
 
-def test_the_machines_own_headers_are_no_part_of_the_source_hash(project):
+@pytest.mark.parametrize("file", ["state.h", "state.cc"])  # every kernel reaches the one and is linked to the other
+def test_the_machines_own_files_are_part_of_the_key_and_not_of_the_source_hash(project, file):
     before, first = compiler.source_hash("probe/probes.cu"), build_probe()
-    header = project / "simt" / "state.h"  # which every kernel reaches
-    header.write_text(header.read_text() + "\nconstexpr int ONE_MORE_CONSTANT = 1;\n")
+    path = project / "simt" / file
+    path.write_text(path.read_text() + "\nconstexpr int ONE_MORE_CONSTANT = 1;\n")
     assert compiler.source_hash("probe/probes.cu") == before
     assert build_probe().path != first.path
 
@@ -245,7 +243,7 @@ def test_an_entry_can_be_read(project, tmp_path):
     assert re.fullmatch(r"probes\.[0-9a-f]{12}", built.path.parent.name)
     assert "constexpr int UNROLL = 8;" in (built.path.parent / "unit.cu").read_text()
     assert {"unit.cu", "kernel.so", "log.txt", "entry.json"} <= {p.name for p in built.path.parent.iterdir()}
-    assert folders(tmp_path) == [built.path.parent.name]  # nothing temporary is left
+    assert kernels_in(tmp_path / "cache") == [built.path.parent.name]  # nothing temporary is left
 
 
 @pytest.mark.parametrize("damage", ["truncated", "empty", "missing", "record", *compiler.RECORD])
@@ -313,7 +311,7 @@ def test_two_processes_race_on_a_cold_cache(tmp_path):
               for _ in range(2)]
     paths = {racer.communicate()[0].strip() for racer in racers}
     assert [racer.returncode for racer in racers] == [0, 0] and len(paths) == 1
-    assert len(folders(tmp_path)) == 1
+    assert len(kernels_in(tmp_path / "cache")) == 1 and len(list((tmp_path / "cache").iterdir())) == 2
 
 
 def test_errors_are_one_sentence(project):

@@ -23,7 +23,6 @@ def test_the_readmes_own_kernel_runs_and_its_row_is_on_the_dashboard(tmp_path, m
     section = readme.partition("\n## Bring your own kernel\n")[2].partition("\n## ")[0]
     assert [block.kind for block in blocks(section)] == ["cuda", "python", "console"]
     with Reader(tmp_path) as reader:
-        reader.environment["CUATTN_CPU_OPTIMIZE"] = "g"  # the kernel runs for a moment
         reader.play(section)
     app = opener(tmp_path, monkeypatch)("overview", runs=tmp_path / "lab" / "runs")
     said = [chart.proto.alt for chart in app.get("vega_lite_chart")]
