@@ -2,10 +2,11 @@
 
 key = translation unit + source and transitively included project headers (comments and white space aside) +
 constants + options + compiler version + target. The CPU machine itself, which no constant changes, is built
-once as an object that is linked into its kernels; it is part of their key. An entry is a folder one can read: `unit.cu` as compiled, the
-binary, the compiler's log, and `entry.json` with the key's parts. Entries are built in a temporary folder and
-renamed into place, so racing processes are safe; an entry whose binary does not match its recorded digest is
-built again. A process reads and checks an entry once, and again when its files' times or sizes have changed.
+once as an object that is linked into its kernels; it is part of their key. An entry is a folder one can read:
+`unit.cu` as compiled, the binary, the compiler's log, and `entry.json` with the key's parts. Entries are built in
+a temporary folder and renamed into place, so racing processes are safe; an entry whose binary does not match its
+recorded digest is built again. A process reads and checks an entry once, and again when its files' times or sizes
+have changed.
 """
 from __future__ import annotations
 
@@ -246,7 +247,7 @@ def linked_object(cache: Path, file: str, options, compiler: str) -> Path:
 
 
 def _build_entry(folder: Path, binary: str, names, parts: dict, compiled: Callable[[Path], str]) -> dict:
-    """A new entry that holds `binary` with these kernels; `compiled` makes it in a folder, and returns a log."""
+    """A new entry that holds `binary` with these kernels; `compiled` makes it in a folder, returns a log."""
     # NOTE: mkdir and not mkdtemp, whose folders are closed to the other users of a shared cache.
     scratch = folder.parent / f".{folder.name}.{secrets.token_hex(8)}"
     try:

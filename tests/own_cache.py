@@ -9,7 +9,7 @@ from cuattn import sources
 
 
 def own_cache(folder: Path) -> Path:
-    """Makes `folder` a cache in which there is nothing but the CPU machine itself, which takes seconds to build."""
+    """Makes `folder` a cache that holds the CPU machine itself, which takes seconds to build, and no kernel."""
     options, host = compiler.compiler_of("cpu")
     for file in sources.LINKED.values():
         entry = compiler.linked_object(compiler.cache_folder(), file, options, host).parent

@@ -229,7 +229,7 @@ def test_constants_and_target_are_part_of_the_key(project):
     assert other.path != first.path and other.source_hash == first.source_hash
 
 
-@pytest.mark.parametrize("file", ["state.h", "state.cc"])  # every kernel reaches the one and is linked to the other
+@pytest.mark.parametrize("file", ["state.h", "state.cc"])  # included by every kernel; linked into it
 def test_the_machines_own_files_are_part_of_the_key_and_not_of_the_source_hash(project, file):
     before, first = compiler.source_hash("probe/probes.cu"), build_probe()
     path = project / "simt" / file

@@ -1,7 +1,9 @@
-// lang: what CUDA C++ expects of its compiler, for a C++20 host compiler. Includes the whole machine.
+// lang: what CUDA C++ expects of its compiler, for a C++20 host compiler. Includes all of the machine that
+// a kernel sees.
 //
 // built with: -std=c++20 -O2 -fPIC -shared -w -ffp-contract=off -fno-strict-aliasing -fvisibility=hidden
-//             -fno-exceptions -fno-rtti -fstack-clash-protection -DCUATTN_SIMT=1 -I kernels_cu
+//             -fno-exceptions -fno-rtti -fstack-clash-protection -DCUATTN_SIMT=1 -I kernels_cu, and linked
+//             with machine.cc
 // NOTE: no fused multiply-add and no -march: equal bits on every CPU of an architecture, and one shared
 // object serves them all.
 #pragma once

@@ -52,8 +52,8 @@ static SIMT_COLD void say_missing(const Access16& before, int other) {
     say("%s, in between", barrier);
 }
 
-[[noreturn]] static SIMT_COLD void report_race(const Access16& before, uint32_t lanes, size_t chunk, uint16_t bytes,
-                                        Touch touch, Site site, bool proxy = false) {
+[[noreturn]] static SIMT_COLD void report_race(const Access16& before, uint32_t lanes, size_t chunk,
+                                               uint16_t bytes, Touch touch, Site site, bool proxy = false) {
   int other = before.warp * LANES + __builtin_ctz(lanes);
   uint32_t both = before.bytes & bytes;
   size_t first = chunk * 16 + __builtin_ctz(both), last = chunk * 16 + 31 - __builtin_clz(both);

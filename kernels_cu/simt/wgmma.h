@@ -11,10 +11,6 @@
 
 namespace simt {
 
-// ---- races and counts
-
-// ---- the calls
-
 /// wgmma.mma_async: d (64 × n, of which a thread holds n / 2) += or = a b.
 void wgmma(const WgmmaCall& call, float* d, const uint32_t* a, Site site);
 
