@@ -21,6 +21,7 @@ __all__ = [
 
 # (query, key) pairs up to which every row is checked; beyond, the reference would take more than seconds.
 FULL_PAIRS = {"numpy": 1 << 24, "cupy": 1 << 30}
+MAX_KEYS = 1 << 26  # elements of keys and values widened at once: 512 MiB in float64
 SAMPLES = 256
 
 
@@ -52,6 +53,26 @@ def _take(x, rows, order):
     return bits(x)[tuple(xp.asarray(rows[:, axis]) for axis in order)].view(x.dtype)
 
 
+def _by_head(rows, i: int, h: int, hkv: int, elements: int):
+    """The rows of sequence i as (KV heads, (heads, rows of each) indices), as many at once as memory allows.
+
+    Heads with equally many rows go together: on a GPU one array operation costs as much for a head as for all.
+    """
+    mine = np.flatnonzero(rows[:, 0] == i)
+    mine = mine[np.argsort(rows[mine, 2] * hkv // h, kind="stable")]
+    heads, first, counts = np.unique(rows[mine, 2] * hkv // h, return_index=True, return_counts=True)
+    most = max(1, MAX_KEYS // max(elements, 1))
+    for count in np.unique(counts):
+        same = np.flatnonzero(counts == count)
+        for part in np.split(same, range(most, len(same), most)):
+            yield heads[part], mine[first[part, None] + np.arange(count)]
+
+
+def _heads(x, heads):
+    """(heads, N, D) of (N, HKV, D)."""
+    return bits(x)[:, array_module(x).asarray(heads)].swapaxes(0, 1).view(x.dtype)
+
+
 def _check_finite(o, lse, visible) -> str:
     """Empty, or what is wrong: values must be finite exactly where a row sees keys; `visible` is (B, M)."""
     xp = array_module(o)
@@ -79,15 +100,13 @@ def _judge(q, keys, visible, o, lse, scale, rounding, sample, seed) -> Verdict:
         k, v = keys(int(i))
         if v.size:
             v_max = max(v_max, float(distance(widen(v, np.float32), xp.zeros(1, np.float32), xp).max()))
-        hkv = k.shape[1]
-        for g in range(hkv):
-            mine = np.flatnonzero((rows[:, 0] == i) & (rows[:, 2] * hkv // h == g))
-            if mine.size == 0:
-                continue
-            at, some = xp.asarray(mine), rows[mine]
-            head = _take(q, some, (0, 1, 2)), k[:, g], v[:, g], visible[i][some[:, 1]], scale
-            o_ref[at], lse_ref[at] = attention_rows(*head, xp)
-            o_dense[at], lse_dense[at] = dense_rows(*head, dtype, rounding, xp)
+        for heads, mine in _by_head(rows, int(i), h, k.shape[1], k.shape[0] * (k.shape[2] + dv)):
+            some = rows[mine.reshape(-1)]
+            q_rows = _take(q, some, (0, 1, 2)).reshape(*mine.shape, -1)
+            batch = (q_rows, *(_heads(x, heads) for x in (k, v)), visible[i][rows[mine, 1]], scale)
+            at = xp.asarray(mine)
+            o_ref[at], lse_ref[at] = attention_rows(*batch, xp)
+            o_dense[at], lse_dense[at] = dense_rows(*batch, dtype, rounding, xp)
     verdict = check(
         _take(o, rows, (0, 1, 2)), None if lse is None else _take(lse, rows, (0, 2, 1)),
         o_ref=o_ref, lse_ref=lse_ref, o_dense=o_dense, v_max=v_max, dtype=dtype,

@@ -4,6 +4,8 @@ The tolerance's yardstick.
 """
 from __future__ import annotations
 
+import math
+
 import ml_dtypes
 import numpy as np
 
@@ -34,26 +36,26 @@ def dense_rows(q, k, v, visible, softmax_scale, dtype, rounding="float32", xp=np
     """
     if isinstance(rounding, Chunked):
         return chunked_rows(q, k, v, visible, softmax_scale, dtype, rounding, xp)
-    rows, n = q.shape[0], k.shape[0]
-    o, lse = xp.zeros((rows, v.shape[1]), np.float32), xp.full(rows, -xp.inf, np.float32)
+    rows, n = q.shape[-2], k.shape[-2]
+    o, lse = xp.zeros((*q.shape[:-1], v.shape[-1]), np.float32), xp.full(q.shape[:-1], -xp.inf, np.float32)
     if n == 0:
         return o, lse
     k, v = widen(k, np.float32), widen(v, np.float32)
     visible, key = xp.asarray(visible), xp.arange(n)
-    step = max(1, MAX_SCORES // n)
+    step = max(1, MAX_SCORES // (n * math.prod(q.shape[:-2])))
     for r in range(0, rows, step):
         part = slice(r, r + step)
-        s = np.float32(softmax_scale) * (widen(q[part], np.float32) @ k.T)
+        s = np.float32(softmax_scale) * (widen(q[..., part, :], np.float32) @ k.swapaxes(-1, -2))
         s = round_to(s, dtype, xp) if rounding == "input" else s
-        s = xp.where(key < visible[part, None], s, np.float32(-np.inf))
-        top = s.max(axis=1)
+        s = xp.where(key < visible[..., part, None], s, np.float32(-np.inf))
+        top = s.max(axis=-1)
         shift = xp.where(top == -xp.inf, np.float32(0), top)
-        p = xp.exp(s - shift[:, None])
-        total = p.sum(axis=1)
+        p = xp.exp(s - shift[..., None])
+        total = p.sum(axis=-1)
         empty = total == 0
         total = xp.where(empty, np.float32(1), total)
-        o[part] = round_to(round_to(p / total[:, None], dtype, xp) @ v, dtype, xp)
-        lse[part] = xp.where(empty, np.float32(-np.inf), shift + xp.log(total))
+        o[..., part, :] = round_to(round_to(p / total[..., None], dtype, xp) @ v, dtype, xp)
+        lse[..., part] = xp.where(empty, np.float32(-np.inf), shift + xp.log(total))
     return o, lse
 
 
@@ -69,25 +71,25 @@ def chunked_rows(q, k, v, visible, softmax_scale, dtype, rounding: Chunked, xp=n
     `rounding.accumulate` unless `rounding.fused`; e^(m_old − m) times what was summed before, plus that, in
     float32, rounded to it. O is the sum over the sum of weights, which stays in float32.
     """
-    rows, n = q.shape[0], k.shape[0]
-    summed, weights = xp.zeros((rows, v.shape[1]), np.float32), xp.zeros(rows, np.float32)
+    rows, n = q.shape[:-1], k.shape[-2]
+    summed, weights = xp.zeros((*rows, v.shape[-1]), np.float32), xp.zeros(rows, np.float32)
     m = xp.full(rows, -xp.inf, np.float32)
     (q, k, v), visible = (widen(x, np.float32) for x in (q, k, v)), xp.asarray(visible)
     with np.errstate(over="ignore", invalid="ignore"):  # what overflows is for the comparison to find
         for key0 in range(0, n, rounding.chunk):
             part = slice(key0, min(key0 + rounding.chunk, n))
-            s = round_to(np.float32(softmax_scale) * (q @ k[part].T), dtype, xp)
-            s = xp.where(xp.arange(part.start, part.stop) < visible[:, None], s, np.float32(-np.inf))
-            before, m = m, xp.maximum(m, s.max(axis=1))
+            s = round_to(np.float32(softmax_scale) * (q @ k[..., part, :].swapaxes(-1, -2)), dtype, xp)
+            s = xp.where(xp.arange(part.start, part.stop) < visible[..., None], s, np.float32(-np.inf))
+            before, m = m, xp.maximum(m, s.max(axis=-1))
             shift = xp.where(m == -xp.inf, np.float32(0), m)
-            factor, p = xp.exp(before - shift), xp.exp(s - shift[:, None])
-            weights = factor * weights + p.sum(axis=1)
-            new = round_to(p, dtype, xp) @ v[part]
+            factor, p = xp.exp(before - shift), xp.exp(s - shift[..., None])
+            weights = factor * weights + p.sum(axis=-1)
+            new = round_to(p, dtype, xp) @ v[..., part, :]
             new = new if rounding.fused else round_to(new, rounding.accumulate, xp)
-            summed = round_to(factor[:, None] * summed + new, rounding.accumulate, xp)
+            summed = round_to(factor[..., None] * summed + new, rounding.accumulate, xp)
         empty = weights == 0
         weights = xp.where(empty, np.float32(1), weights)
-        o = round_to(summed / weights[:, None], dtype, xp)
+        o = round_to(summed / weights[..., None], dtype, xp)
     return o, xp.where(empty, np.float32(-np.inf), m + xp.log(weights))
 
 

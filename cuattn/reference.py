@@ -37,41 +37,41 @@ def visible_keys(m: int, n: int, causal: bool) -> np.ndarray:
 
 
 def attention_rows(q, k, v, visible, softmax_scale, xp=np):
-    """Rows of one head: row r attends to the first `visible[r]` keys.
+    """Rows of a head, or of several at once: row r attends to the first `visible[r]` keys.
 
     Parameters
     ----------
-    q : (R, D), k : (N, D), v : (N, DV)
-        Any float dtype.
-    visible : (R,) int
+    q : (…, R, D), k : (…, N, D), v : (…, N, DV)
+        Any float dtype; the same leading axes, or none.
+    visible : (R,) or (…, R) int
         Keys each row sees; 0 gives o = 0 and lse = -inf.
     softmax_scale : float
 
     Returns
     -------
-    o : (R, DV) float64
-    lse : (R,) float64, natural logarithm
+    o : (…, R, DV) float64
+    lse : (…, R) float64, natural logarithm
     """
-    rows, n = q.shape[0], k.shape[0]
-    o = xp.zeros((rows, v.shape[1]))
-    lse = xp.full(rows, -xp.inf)
+    rows, n = q.shape[-2], k.shape[-2]
+    o = xp.zeros((*q.shape[:-1], v.shape[-1]))
+    lse = xp.full(q.shape[:-1], -xp.inf)
     if n == 0:
         return o, lse
-    k, v = widen(k), widen(v)  # (N, D), (N, DV)
-    visible, key = xp.asarray(visible), xp.arange(n)  # (R,), (N,)
-    step = max(1, MAX_SCORES // n)
+    k, v = widen(k), widen(v)  # (…, N, D), (…, N, DV)
+    visible, key = xp.asarray(visible), xp.arange(n)  # (…, R), (N,)
+    step = max(1, MAX_SCORES // (n * math.prod(q.shape[:-2])))
     for r in range(0, rows, step):
         part = slice(r, r + step)
-        s = softmax_scale * (widen(q[part]) @ k.T)  # (R, N)
-        s = xp.where(key < visible[part, None], s, -xp.inf)  # (R, N)
-        top = s.max(axis=1)  # (R,)
-        shift = xp.where(top == -xp.inf, 0.0, top)  # (R,), so that a row without keys subtracts no infinity
-        p = xp.exp(s - shift[:, None])  # (R, N)
-        total = p.sum(axis=1)  # (R,)
-        empty = total == 0  # (R,)
-        total = xp.where(empty, 1.0, total)  # (R,)
-        o[part] = (p @ v) / total[:, None]  # (R, DV)
-        lse[part] = xp.where(empty, -xp.inf, shift + xp.log(total))  # (R,)
+        s = softmax_scale * (widen(q[..., part, :]) @ k.swapaxes(-1, -2))  # (…, R, N)
+        s = xp.where(key < visible[..., part, None], s, -xp.inf)  # (…, R, N)
+        top = s.max(axis=-1)  # (…, R)
+        shift = xp.where(top == -xp.inf, 0.0, top)  # (…, R), so that a row without keys subtracts no infinity
+        p = xp.exp(s - shift[..., None])  # (…, R, N)
+        total = p.sum(axis=-1)  # (…, R)
+        empty = total == 0  # (…, R)
+        total = xp.where(empty, 1.0, total)  # (…, R)
+        o[..., part, :] = (p @ v) / total[..., None]  # (…, R, DV)
+        lse[..., part] = xp.where(empty, -xp.inf, shift + xp.log(total))  # (…, R)
     return o, lse
 
 

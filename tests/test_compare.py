@@ -132,6 +132,22 @@ def test_large_cases_are_sampled(randn, monkeypatch):
     assert compare.check_attention(q, k, v, o, lse).check == "sampled"
 
 
+@pytest.mark.parametrize("most", [1 << 26, 1])
+@pytest.mark.parametrize("sample", [False, True])
+def test_heads_are_compared_together_as_far_as_memory_goes(randn, monkeypatch, sample, most):
+    """On a GPU a comparison costs its array operations, whatever their size."""
+    calls, real = [], compare.attention_rows
+    monkeypatch.setattr(compare, "attention_rows", lambda *a: calls.append(a[0].shape) or real(*a))
+    monkeypatch.setattr(compare, "MAX_KEYS", most)
+    q, k, v = randn(2, 90, 8, 16), randn(2, 90, 4, 16), randn(2, 90, 4, 16)
+    o, lse = reference.attention(q, k, v, causal=True)
+    verdict = compare.check_attention(q, k, v, o.astype(np.float32), lse.astype(np.float32), causal=True,
+                                      sample=sample)
+    assert verdict.ok and sum(np.prod(shape[:2]) for shape in calls) >= (256 if sample else 2 * 90 * 8)
+    if not sample:
+        assert calls == ([(4, 180, 16)] * 2 if most > 1 else [(1, 180, 16)] * 8)
+
+
 def test_sampled_rows_hold_both_ends_and_tile_edges():
     rows = compare.sample_rows(4, 16, 4096)
     assert len(rows) >= 256 and len({tuple(r) for r in rows}) == len(rows)

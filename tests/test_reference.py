@@ -50,6 +50,18 @@ def test_one_live_key_far_below_zero_wins():
     assert o[0, 0] == 1.0 and lse[0] == -20000.0
 
 
+def test_heads_may_come_together(randn, monkeypatch):
+    """Each with its own visible keys; also where not all rows fit at once."""
+    q, k, v = randn(3, 37, 8), randn(3, 50, 8), randn(3, 50, 8)
+    visible = np.arange(3 * 37).reshape(3, 37) % 51
+    apart = [reference.attention_rows(q[i], k[i], v[i], visible[i], 0.3) for i in range(3)]
+    for most in (reference.MAX_SCORES, 400):
+        monkeypatch.setattr(reference, "MAX_SCORES", most)
+        o, lse = reference.attention_rows(q, k, v, visible, 0.3)
+        np.testing.assert_allclose(o, np.stack([one[0] for one in apart]), rtol=1e-12, atol=1e-14)
+        np.testing.assert_allclose(lse, np.stack([one[1] for one in apart]), rtol=1e-12)
+
+
 def test_row_blocks_do_not_change_the_result(randn, monkeypatch):
     q, k, v = randn(1, 37, 1, 8), randn(1, 50, 1, 8), randn(1, 50, 1, 8)
     whole = reference.attention(q, k, v, causal=True)
