@@ -67,5 +67,5 @@ def test_pinned(cpu, case, order):
     assert {entry: tuple(sums.values()) for entry, sums in summary(trace.sites).items()} == PINNED[case]
     cost = planned.cost()
     assert trace.total("bytes", "global load", "global copy", "bulk load") == cost.bytes_loaded
-    assert trace.total("bytes", "global store") == cost.bytes_stored
+    assert trace.total("bytes", "global store", "bulk store") == cost.bytes_stored
     assert trace.launches == cost.launches
