@@ -15,7 +15,7 @@ from experiments.costs import array_bytes, constants_of, lengths_of, shape_of
 from experiments.suite import Repeat
 from experiments.sweep import Case, work
 
-COMPILE_S = {"cpu": 4.0, "gpu": 2.0}  # one file with one set of constants, cold
+COMPILE_S = {"cpu": 2.0, "gpu": 2.0}  # one file with one set of constants, cold
 CASE_S = {"cpu": 0.1, "gpu": 0.3}  # inputs, allocation, bookkeeping
 EMULATED_FLOPS, EMULATED_BYTES = 1.5e9, 1e9  # a second, what the CPU machine executes on two cores
 REFERENCE_FLOPS = {"cpu": 1e10, "gpu": 3e12}  # a second in float64

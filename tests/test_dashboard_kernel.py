@@ -15,7 +15,7 @@ from dashboard import charts_kernel, data, source_view, style
 from experiments.explain import facts, saved
 
 RECORDED = data.RECORDED / "cpu" / "explain"
-KERNELS = ("append", "copy", "flash", "paged", "standard")
+KERNELS = ("append", "copy", "flash", "flash_hopper", "paged", "standard")
 
 
 @pytest.fixture(scope="module")

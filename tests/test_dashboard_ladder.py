@@ -286,7 +286,7 @@ def test_stale_steps_are_named_and_faint(open_page, tmp_path, lines, monkeypatch
     suite_rows.write(tmp_path / "runs", "ladder", lines)
     monkeypatch.setattr(data, "current_hashes", lambda: {"flash": "ffffffffffff"})
     app = open_page("ladder", runs=tmp_path / "runs")
-    assert any("1 of 12 rows are stale" in caption.value for caption in app.caption)
+    assert any("1 of 13 rows are stale" in caption.value for caption in app.caption)
 
 
 def test_nothing_and_no_ladder_are_sentences(open_page, tmp_path):

@@ -18,7 +18,7 @@ from experiments.capacity.budget import Question
 from experiments.capacity.cli import option
 from experiments.catalog import Entry, catalog
 from experiments.choosing import recommend
-from experiments.choosing.recommend import MODELLED, NEAR_MEMORY, NEAR_TIME, Answer, Asked, Offer
+from experiments.choosing.recommend import FAR_TIME, MODELLED, NEAR_MEMORY, NEAR_TIME, Answer, Asked, Offer
 from experiments.choosing.stored_times import FAMILIES, REACH, set_aside, trusted
 from experiments.diagnose.row_causes import ceiling
 from experiments.folder import RUNS
@@ -122,7 +122,7 @@ def _table(asked: Asked, answer: Answer, top: str):
         caption = (f"Times of one layer: measured; interpolated between the nearest rows of {q.device.name}, "
                    f"log-log in N and B; or extended up to {REACH}× beyond them.")
     least = "the plan's own constants" + f", the page nearest to {q.page}" * (answer.family == "decode")
-    caption += (f" Memory is modelled. Chosen: the fastest; within {NEAR_TIME:.0%} of it the leanest; within "
+    caption += (f" Memory is modelled. Chosen: the fastest, extended times held for {FAR_TIME:.0%} more; within {NEAR_TIME:.0%} of it the leanest; within "
                 f"{NEAR_MEMORY:.0%} of that {least}.")
     table = tables.new_table(f"{title}: {escape(q.model.name)}, {b:,} × {q.context:,} tokens", caption)
     for head in ("", "kernel"):
