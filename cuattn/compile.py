@@ -3,10 +3,10 @@
 key = translation unit + source and transitively included project headers (comments and white space aside) +
 constants + options + compiler version + target. The CPU machine itself, which no constant changes, is built
 once as an object that is linked into its kernels; it is part of their key. An entry is a folder one can read:
-`unit.cu` as compiled, the binary, the compiler's log, and `entry.json` with the key's parts. Entries are built in
-a temporary folder and renamed into place, so racing processes are safe; an entry whose binary does not match its
-recorded digest is built again. A process reads and checks an entry once, and again when its files' times or sizes
-have changed.
+`unit.cu` as compiled, the binary, the compiler's log, and `entry.json` with the key's parts. Entries are
+built in a temporary folder and renamed into place, so racing processes are safe; an entry whose binary does
+not match its recorded digest is built again. A process reads and checks an entry once, and again when its
+files' times or sizes have changed.
 """
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def nvrtc_identity(major: int, minor: int) -> str:
 
 
 def _optimisation() -> tuple[str, ...]:
-    """How hard the C++ compiler tries. Bits and counts are the same; with `g` it takes less than half the time."""
+    """How hard the C++ compiler tries. Bits and counts are the same; `g` takes less than half the time."""
     level = os.environ.get("CUATTN_CPU_OPTIMIZE") or "2"
     if level not in ("2", "g"):
         raise CompileError(f"CUATTN_CPU_OPTIMIZE: expected 2 or g, got {level!r}; change it or leave it out")
