@@ -107,9 +107,7 @@ def _stairs(good: pd.DataFrame, every: pd.Series, unit: str, y) -> list:
         style.text("buys", "against the step before"),
         style.number("tail", "p99 over median"),
         style.number("measured_n_samples", "samples"),
-        style.text("device", "device"),
-        style.text("stale", "stale"),
-        style.text("run_id", "run"),
+        *style.origin(),
     ]
     climbed = base.transform_filter("isValid(datum.before)")
     bars = climbed.mark_bar(height=13, opacity=0.28, color=style.SLATE).encode(
@@ -239,9 +237,7 @@ def _known_marks(long: pd.DataFrame, y, log: bool) -> list:
         style.text("panel", "what"),
         style.text("source", "value is"),
         style.number("value", "value"),
-        style.text("device", "device"),
-        style.text("stale", "stale"),
-        style.text("run_id", "run"),
+        *style.origin(),
     ]
 
     def of(source: str):

@@ -97,9 +97,7 @@ def _tell() -> list[alt.Tooltip]:
         style.number("max_err", "largest error", ".3e"),
         style.number("tolerance", "tolerance", ".3e"),
         style.text("status", "status"),
-        style.text("device", "device"),
-        style.text("stale", "stale"),
-        style.text("run_id", "run"),
+        *style.origin(),
     ]
 
 

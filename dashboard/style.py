@@ -200,6 +200,11 @@ def text(field: str, title: str) -> alt.Tooltip:
     return alt.Tooltip(field=field, type="nominal", title=title)
 
 
+def origin() -> list[alt.Tooltip]:
+    """Tooltip lines for where a row comes from."""
+    return [text("device", "device"), text("stale", "stale"), text("run_id", "run")]
+
+
 def log2_x(field: str, title: str, values) -> alt.X:
     """Base-2 axis with a tick at each value that occurs; the caller has removed zeros."""
     ticks = sorted({int(v) for v in values})
