@@ -59,8 +59,10 @@ def _by_head(rows, i: int, h: int, hkv: int, elements: int):
     Heads with equally many rows go together: on a GPU one array operation costs as much for a head as for all.
     """
     mine = np.flatnonzero(rows[:, 0] == i)
-    mine = mine[np.argsort(rows[mine, 2] * hkv // h, kind="stable")]
-    heads, first, counts = np.unique(rows[mine, 2] * hkv // h, return_index=True, return_counts=True)
+    head = rows[mine, 2] * hkv // h
+    mine = mine[np.argsort(head, kind="stable")]
+    heads, counts = np.unique(head, return_counts=True)
+    first = np.cumsum(counts) - counts
     most = max(1, MAX_KEYS // max(elements, 1))
     for count in np.unique(counts):
         same = np.flatnonzero(counts == count)
