@@ -162,6 +162,11 @@ def _timed(offers: Sequence[Offer]) -> list[Offer]:
     return [offer for offer in offers if offer.time_us is not None]
 
 
+def _held_for(offer: Offer) -> float:
+    """Its time in a choice. NOTE: a row far off errs by more than what often tells candidates apart."""
+    return offer.time_us * (1 + FAR_TIME if offer.how == "extended" else 1)
+
+
 def pick(pool: Sequence[Offer], page: int) -> Offer | None:
     """The fastest, an extended time held for more; of those about as fast the leanest; of those about as lean the least peculiar.
 
@@ -169,10 +174,8 @@ def pick(pool: Sequence[Offer], page: int) -> Offer | None:
     """
     if not pool:
         return None
-    # NOTE: a row far off errs by more than what often tells candidates apart: it must win clearly.
-    held = {id(o): o.time_us * (1 + FAR_TIME * (o.how == "extended")) for o in pool}
-    limit = min(held.values()) * (1 + NEAR_TIME)
-    near = [o for o in pool if held[id(o)] <= limit]
+    limit = min(map(_held_for, pool)) * (1 + NEAR_TIME)
+    near = [o for o in pool if _held_for(o) <= limit]
     totals = [o.total for o in near if o.total is not None]
     if totals:
         near = [o for o in near if o.total is not None and o.total <= min(totals) * (1 + NEAR_MEMORY)]
