@@ -34,6 +34,7 @@ KERNELS = {
     "fa3_decode": (ORANGE, "triangle-right"),
     "flashinfer": (OLIVE, "triangle-left"),
     "flashinfer_decode": (OLIVE, "triangle-left"),
+    "vllm_decode": (PURPLE, "triangle-up"),
     "append": (OLIVE, "square"),
     "copy": (SLATE, "square"),
     "read": (SKY, "circle"),

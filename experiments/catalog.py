@@ -18,6 +18,7 @@ PEERS = {
     "flashinfer": "prefill",
     "fa3_decode": "decode",
     "flashinfer_decode": "decode",
+    "vllm_decode": "decode",
 }
 
 

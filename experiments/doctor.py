@@ -27,7 +27,7 @@ INSTALL = "pip install -r requirements.txt"
 
 def checks() -> list[Check]:
     """(what, works, detail, remedy) each; works is None for an absent thing that one can do without."""
-    return [_python(), *_packages(), _compiler(), *_gpu(), _cache(), *_tuned(), _disk()]
+    return [_python(), *_packages(), _vllm(), _compiler(), *_gpu(), _cache(), *_tuned(), _disk()]
 
 
 def _python() -> Check:
@@ -42,6 +42,19 @@ def _packages():
     for name, use in OPTIONAL:
         present = name in have
         yield name, present or None, have.get(name, "absent"), "" if present else f"only needed for {use}"
+
+
+def _vllm() -> Check:
+    """The library of a peer that need not be a package."""
+    from experiments.peers import vllm
+
+    found = vllm.libraries()
+    if not found:
+        return "vLLM's library", None, "absent", f"only needed for PagedAttention as a peer: {vllm.REMEDY}"
+    missing = [str(path) for path in found if not path.is_file()]
+    if missing:
+        return "vLLM's library", None, f"{missing[0]} is not a file", vllm.REMEDY
+    return "vLLM's library", True, ", ".join(map(str, found)), ""
 
 
 def _compiler() -> Check:

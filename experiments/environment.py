@@ -28,6 +28,7 @@ PACKAGES = (
     "torch",
     "flash-attn-3",
     "flashinfer-python",
+    "vllm",
     "ray",
 )
 SLOWDOWNS = {"hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake"}

@@ -150,7 +150,7 @@ d = 128
 n = 512
 causal = [false, true]
 [gpu.paged_peers]
-kernels = ["fa3_decode", "flashinfer_decode"]
+kernels = ["fa3_decode", "flashinfer_decode", "vllm_decode"]
 h = 8
 hkv = 2
 d = 128
@@ -189,7 +189,7 @@ def test_on_a_gpu_every_peer_is_timed_or_refused(tmp_path):
     run = tmp_path / "run"
     finished("run", suite_file(tmp_path, PEER_SUITE), "--machine", "gpu", "--wait", "--out", run, seconds=GPU_RUN_S)
     peers = store.read_runs(run).frame
-    assert set(peers.kernel) == set(PEERS) and len(peers) == 5 * 2 + 2 * 2
+    assert set(peers.kernel) == set(PEERS) and len(peers) == 5 * 2 + 3 * 2
     assert set(peers.status) <= {"ok", "throttled", "unsupported"}, peers[
         ["kernel", "status", "error"]
     ].values

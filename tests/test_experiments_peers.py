@@ -1,12 +1,11 @@
 """Other people's libraries as kernels: named in one place, refused in a sentence where they cannot run."""
 from __future__ import annotations
 
-import sys
 from importlib import import_module
-from importlib.machinery import ModuleSpec
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
+from played_torch import play, play_vllm
 
 from cuattn.kernels.base import Unsupported
 from cuattn.machine import open_machine
@@ -17,12 +16,15 @@ PREFILL = {"b": 1, "h": 2, "hkv": 2, "m": 8, "n": 8, "d": 64, "dtype": "bfloat16
            "layout": "bshd", "mode": "launch"}
 
 
-def test_every_peer_has_an_adapter_that_needs_its_library_only_when_it_runs():
+def test_every_peer_has_an_adapter_that_needs_its_library_only_when_it_runs(monkeypatch, tmp_path):
+    """But for vLLM's, which no module's name tells of."""
+    play(monkeypatch)
+    play_vllm(monkeypatch, tmp_path)
     assert set(PEERS) == set(peers.ADAPTERS)
     for name, (module, *_) in peers.ADAPTERS.items():
         adapter = import_module(f"experiments.peers.{module}")
         assert name in adapter.SUBJECTS
-        adapter.refuse(name, {**PREFILL, "kernel": name})
+        adapter.refuse(name, {**PREFILL, "page_size": 16, "kernel": name})
 
 
 @pytest.mark.parametrize("name", PEERS)
@@ -43,14 +45,6 @@ def test_what_a_peer_computes_otherwise_is_refused(name, changes, said):
         adapter.refuse(name, {**PREFILL, **changes, "kernel": name})
 
 
-def played_torch(monkeypatch, gpus: int) -> None:
-    """A PyTorch that sees so many GPUs."""
-    torch = ModuleType("torch")
-    torch.__spec__, torch.__version__ = ModuleSpec("torch", None), "2.9.0"
-    torch.cuda = SimpleNamespace(is_available=lambda: gpus > 0)
-    monkeypatch.setitem(sys.modules, "torch", torch)
-
-
 def missing(said: str, machine) -> None:
     with pytest.raises(Unsupported, match=said):
         peers.require(machine, {**PREFILL, "kernel": "fa3"})
@@ -62,9 +56,9 @@ def test_what_is_not_there_is_named(monkeypatch):
     missing("fa3: PyTorch is not installed", gpu)
     monkeypatch.undo()
     monkeypatch.setitem(peers.ADAPTERS, "fa3", ("fa3", "no_such_module", "the shop"))
-    played_torch(monkeypatch, 0)
+    play(monkeypatch, 0)
     missing("fa3: this PyTorch .2.9.0. sees no GPU; install a build with CUDA", gpu)
-    played_torch(monkeypatch, 1)
+    play(monkeypatch, 1)
     missing("the module no_such_module is not installed; install it .the shop.", gpu)
 
 
