@@ -1,4 +1,7 @@
-"""Random inputs for a case, made where they are used: seeded normal values, page tables in either order."""
+"""Random inputs for a case, made where they are used.
+
+Seeded normal values; for prefill, keys of unequal weight in an order of it; page tables in either order.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,10 @@ import numpy as np
 
 from cuattn.dense import round_to
 from cuattn.kernels.base import ceil_div
-from cuattn.reference import bits
+from cuattn.reference import bits, widen
 
 CHUNK = 1 << 26  # float32 values drawn at once: 256 MiB beside the array they fill
+MOST_GRADE = 3.0  # the largest factor of a graded key
 
 
 def normal(machine, shape: tuple[int, ...], dtype: str, rng):
@@ -26,14 +30,47 @@ def normal(machine, shape: tuple[int, ...], dtype: str, rng):
         Of the machine's array module.
     """
     out = machine.empty(shape, dtype)
-    flat = (bits(out) if dtype == "bfloat16" else out).reshape(-1)
+    flat = bits(out).reshape(-1)
     for start in range(0, flat.size, CHUNK):
         part = flat[start : start + CHUNK]
-        values = rng.standard_normal(part.size, dtype=np.float32)
-        if dtype == "bfloat16":
-            values = (round_to(values, dtype, machine.xp).view(np.uint32) >> 16).astype(np.uint16)
-        part[...] = values.astype(part.dtype)
+        part[...] = _rounded(rng.standard_normal(part.size, dtype=np.float32), out.dtype, machine.xp)
     return out
+
+
+def _rounded(values, dtype, xp):
+    """float32 values in `dtype`, as `reference.bits` gives them."""
+    if dtype.name == "bfloat16":
+        return (round_to(values, "bfloat16", xp).view(np.uint32) >> 16).astype(np.uint16)
+    return values.astype(dtype)
+
+
+def grade(k, v, axis: int, order: str, rng, xp) -> None:
+    """Gives keys unequal weights, and lays them with their values in an order of weight; in place.
+
+    A kernel that goes over keys in chunks adds the chunks in the order of their keys, and normal keys make
+    all chunks weigh alike. Key j is therefore multiplied by f_j, drawn evenly from 0 to `MOST_GRADE`, one for
+    all sequences and heads. Its scores with normal queries have the standard deviation f_j, so that it
+    weighs e^(f_j² / 2) in the mean: from 1 to 90, and of many chunks none makes up the sum alone. Every order
+    has the same pairs of key and value, so the exact result is the same, and only its rounding differs.
+
+    Parameters
+    ----------
+    k, v : array
+        Normal keys and values, (B, N, HKV, D) or (B, HKV, N, D).
+    axis : int
+        That of N.
+    order : {"mixed", "rising", "falling"}
+        As drawn; by f_j, the least first; the greatest first.
+    rng : Generator
+        Of the array module `xp`.
+    """
+    n = k.shape[axis]
+    factor = MOST_GRADE * rng.random(n, dtype=np.float32)
+    place = xp.arange(n) if order == "mixed" else xp.argsort(factor)
+    place = place[::-1] if order == "falling" else place
+    factor = factor.reshape([n if i == axis else 1 for i in range(k.ndim)])
+    bits(k)[...] = _rounded((widen(k, np.float32) * factor).take(place, axis=axis), k.dtype, xp)
+    bits(v)[...] = bits(v).take(place, axis=axis)
 
 
 def page_table(lengths: list[int], page_size: int, order: str, seed: int) -> tuple[np.ndarray, int]:
@@ -65,7 +102,11 @@ def build(machine, params: Mapping[str, Any]) -> dict[str, Any]:
         shapes = {"q": (b, m, h, d), "k": (b, n, hkv, d), "v": (b, n, hkv, d)}
         if params["layout"] == "bhsd":
             shapes = {name: (s[0], s[2], s[1], s[3]) for name, s in shapes.items()}
-        return {name: normal(machine, shape, dtype, rng) for name, shape in shapes.items()}
+        arrays = {name: normal(machine, shape, dtype, rng) for name, shape in shapes.items()}
+        if order := params.get("key_order"):
+            axis = 2 if params["layout"] == "bhsd" else 1
+            grade(arrays["k"], arrays["v"], axis, order, rng, machine.xp)
+        return arrays
     lengths = list(params.get("lengths") or [params["n"]] * b)
     new = params["m"] if params["family"] == "cache" else 0
     table, pages = page_table(

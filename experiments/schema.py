@@ -100,6 +100,7 @@ _PARAMETERS = (
     ("causal", _BOOL, "", "bottom-right aligned causal mask"),
     ("page_size", _INT, "tokens", "tokens a page of the KV cache holds"),
     ("layout", _STRING, "", "order of the dense arrays' dimensions"),
+    ("key_order", _STRING, "", "keys of unequal weight lie mixed, rising or falling by it; null: plain keys"),
     ("page_order", _STRING, "", "sorted: a sequence's pages lie in order; shuffled: at random in the pool"),
     ("lengths_source", _STRING, "", "uniform, or the request log the lengths come from"),
     ("tokens", _INT, "tokens", "sum of the batch's context lengths"),

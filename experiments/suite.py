@@ -51,6 +51,7 @@ AXES = {
     "dtype": Axis(str, _ALL, "bfloat16", DTYPES),
     "causal": Axis(bool, ("prefill",), False),
     "layout": Axis(str, ("prefill",), "bshd", ("bshd", "bhsd")),
+    "key_order": Axis(str, ("prefill",), None, ("mixed", "rising", "falling")),  # without it keys are plain
     "page_size": Axis(int, ("decode", "cache"), 16, least=1),
     "page_order": Axis(str, ("decode", "cache"), "sorted", ("sorted", "shuffled")),
     "bytes": Axis(int, ("probe",)),

@@ -155,6 +155,11 @@ def _axes(sweep: Sweep, family: str, ragged: bool, where: str) -> dict[str, list
     for name, axis in AXES.items():
         if family in axis.families and axis.default is not None and name not in drop:
             axes.setdefault(name, [axis.default])
+    if "key_order" in axes and True in axes["causal"]:
+        raise UserError(
+            f"{where}: has key_order with causal = true, under which other orders give other results; "
+            "keep one or the other"
+        )
     if family != "probe":
         missing = [n for n in ("h", "hkv", "d") if n not in axes] if "model" not in axes else []
         missing += ["n"] if "n" not in axes and not ragged else []

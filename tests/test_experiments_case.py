@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import ml_dtypes
@@ -321,3 +322,47 @@ def test_inputs_are_normal_and_seeded(cpu, dtype, monkeypatch):
     assert (first["k"] == again["k"]).all() and not (first["k"] == other["k"]).all()
     values = np.asarray(first["k"], np.float32)
     assert np.isfinite(values).all() and abs(values.mean()) < 0.1 and abs(values.std() - 1) < 0.1
+
+
+ORDERS = ("mixed", "rising", "falling")
+GRADED = {**PREFILL, "kernel": "chunked_fused", "m": 24, "n": 96, "hkv": 2, "causal": False}
+
+
+def pairs(arrays, layout: str = "bshd") -> list[tuple[bytes, bytes]]:
+    """Every key with its value, of each head; in their order."""
+    k, v = (x.transpose(0, 2, 1, 3) if layout == "bhsd" else x for x in (arrays["k"], arrays["v"]))
+    return [(k[:, j].tobytes(), v[:, j].tobytes()) for j in range(k.shape[1])]
+
+
+@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_orders_hold_the_same_pairs_of_key_and_value(cpu, dtype, layout):
+    shape = {**GRADED, "dtype": dtype, "layout": layout}
+    plain, *graded = (inputs.build(cpu, {**shape, **order}) for order in
+                      ({}, *({"key_order": name} for name in ORDERS)))
+    mixed, rising, falling = (pairs(one, layout) for one in graded)
+    assert len(set(mixed)) == 96 and set(mixed) == set(rising) and rising == falling[::-1] != mixed
+    assert all((one["q"] == plain["q"]).all() for one in graded) and (graded[0]["v"] == plain["v"]).all()
+    axis = 2 if layout == "bhsd" else 1
+    sizes = np.abs(np.asarray(graded[1]["k"], np.float32)).mean(axis=tuple(i for i in range(4) if i != axis))
+    assert sizes[:24].mean() < sizes[24:48].mean() < sizes[48:72].mean() < sizes[72:].mean()
+    factors = np.asarray(graded[0]["k"], np.float32) / np.asarray(plain["k"], np.float32)
+    one = np.moveaxis(factors, axis, 0).reshape(96, -1)
+    assert (one.std(axis=1) < 0.01).all() and 0 <= one.min() and 2 < one.max() < 3.02
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("dtype, accumulate", [("float16", "bfloat16"), ("bfloat16", "float16"),
+                                               ("float16", "float32")])
+def test_sums_in_every_order_of_chunks_are_right(cpu, dtype, accumulate, order):
+    constants = json.dumps({"chunk": 16, "accumulate": accumulate})
+    row = run(cpu, {**GRADED, "dtype": dtype, "key_order": order, "constants": constants})
+    assert row["status"] == "ok" and 0 < row["max_err"] <= row["tolerance"], row.get("error")
+
+
+def test_sums_in_bfloat16_are_best_from_the_least_chunk_up(cpu):
+    """What orders are there to show: by rounding alone, 64 chunks rising are nearer to float64."""
+    constants = json.dumps({"chunk": 16, "accumulate": "bfloat16"})
+    shape = {**GRADED, "dtype": "float16", "m": 64, "n": 1024, "constants": constants}
+    errors = {order: run(cpu, {**shape, "key_order": order})["max_err"] for order in ("mixed", "rising")}
+    assert errors["rising"] < errors["mixed"]

@@ -249,13 +249,19 @@ def test_variants_differ_in_what_a_side_names_alone(tmp_path, constants, verdict
 
 
 @pytest.mark.parametrize("column, other", [("mode", "graph"), ("cache_mode", "warm"), ("layout", "bhsd"),
-                                           ("lengths_source", "trace.csv")])
+                                           ("lengths_source", "trace.csv"), ("key_order", "mixed")])
 def test_what_is_unusual_must_be_asked_for(tmp_path, column, other):
     rows = [one | {column: other} for one in KINDS["ratio"][1]]
     part = KINDS["ratio"][0]
     assert verdicts(1, rows, book=written(tmp_path, BOOK.format(part=part))) == [OPEN]
     asked = written(tmp_path, BOOK.format(part=f'{part}\nwhere = {{{column} = "{other}"}}'))
     assert verdicts(1, rows, book=asked) == [CONFIRMED]
+
+
+def test_a_case_is_labelled_with_its_order_of_keys(tmp_path):
+    rows = [one | {"key_order": "rising"} for one in KINDS["ratio"][1]]
+    own = written(tmp_path, BOOK.format(part=KINDS["ratio"][0] + '\nwhere = {key_order = "rising"}'))
+    assert finding(1, rows, book=own).parts[0].cases[0].label.endswith(" keys rising")
 
 
 def test_the_best_is_taken_of_alike_variants(tmp_path):

@@ -10,7 +10,7 @@ import pytest
 from compared_rows import START, cpu_row, row
 
 from experiments import schema, store
-from experiments.ab import comparison
+from experiments.ab import comparison, tables
 from experiments.ab.gate import judge
 from experiments.ab.statistics import SAME, SLOWER, UNDECIDED
 
@@ -111,6 +111,12 @@ def test_notes_tell_what_else_differs():
     assert compared([row("x")], [row("x", device="L4")]).notes == [
         "A ran on H200 and B on L4: times of different devices are not compared."
     ]
+
+
+def test_a_shape_in_words_names_what_is_unusual():
+    usual = {"n": 64, "layout": "bshd", "key_order": None, "page_order": "sorted"}
+    assert tables.shape_words(usual) == "n 64"
+    assert tables.shape_words({**usual, "key_order": "rising"}) == "n 64 keys rising"
 
 
 def test_runs_of_the_cpu_machine_are_compared_by_what_they_count():

@@ -207,6 +207,7 @@ def test_the_slowest_row_of_a_cell_counts_and_both_are_named(frame):
     {"status": "incorrect"}, {"machine": "cpu"}, {"cache_mode": "warm"}, {"mode": "graph"}, {"m": 1},
     {"causal": False}, {"dtype": "float16"}, {"h": 40}, {"d": 64}, {"measured_time_us": None},
     {"kernel": "unheard_of"}, {"layout": "bhsd"},
+    {"key_order": "mixed"},
 ])  # fmt: skip
 def test_no_other_row_enters(frame, change):
     """standard, made fastest by rows that do not count, is not chosen."""

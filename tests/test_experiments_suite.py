@@ -57,6 +57,7 @@ def cases(raw=SMALL, machine="cpu", options=Options()):
         ("cpu.prefill.d", [], "empty list"),
         ("cpu.prefill.dtype", "fp16", "expected one of float16"),
         ("cpu.prefill.causal", 1, "expected true or false"),
+        ("cpu.prefill.key_order", ["plain"], "expected one of mixed, rising, falling, got 'plain'"),
         ("cpu.prefill.model", "Llama-3.1-8B", "both model and h"),
         ("cpu.prefill.limits", {"max_token": 3}, "did you mean 'max_tokens'?"),
         ("cpu.prefill.limits", {"max_kv_gb": "1"}, "expected a number"),
@@ -81,6 +82,7 @@ def test_a_bad_suite_is_refused_in_one_sentence(path, value, words):
         ("cpu.prefill.kernels", ["flush"], "did you mean 'flash'?"),
         ("cpu.prefill.kernels", ["flash", "paged"], "mixes kernels of the families decode, prefill"),
         ("cpu.prefill.page_size", 16, "means nothing for prefill"),
+        ("cpu.decode", {"kernels": ["paged"], "key_order": "rising"}, "key_order means nothing for decode"),
         ("cpu.prefill.n", None, "does not say n"),
         ("cpu.prefill.hkv", None, "does not say hkv"),
         ("cpu.prefill.limits", {"max_tokens": 1}, "has no case on the cpu machine with its limits"),
@@ -139,6 +141,21 @@ def test_the_cross_product_and_its_ids():
     assert len({c.case_id for c in found}) == 4
     # An id names a case for ever: runs of last year are compared by it.
     assert case_id({"kernel": "flash", "n": 16}) == case_id({"n": 16, "kernel": "flash"}) == "3334cc873666"
+
+
+def test_an_order_of_keys_is_part_of_a_case_only_where_one_is_asked_for():
+    assert all("key_order" not in case.params for case in cases())
+    found = cases(changed("cpu.prefill.key_order", ["mixed", "rising"]))
+    assert [case.params["key_order"] for case in found[::2]] == ["mixed", "rising"] * 2
+    assert not {case.case_id for case in found} & {case.case_id for case in cases()}
+
+
+@pytest.mark.parametrize("causal", [True, [False, True]])
+def test_an_order_of_keys_under_a_causal_mask_is_refused(causal):
+    raw = changed("cpu.prefill.key_order", "rising")
+    raw["cpu"]["prefill"]["causal"] = causal
+    with pytest.raises(UserError, match="^small: cpu.prefill: has key_order with causal = true, [^.]*$"):
+        cases(raw)
 
 
 def test_constants_belong_to_their_kernel_and_duplicates_vanish():

@@ -102,7 +102,7 @@ def trusted(frame: pd.DataFrame, known: Mapping[str, Entry]) -> pd.DataFrame:
     """The rows one may choose by.
 
     Timed on a GPU and found right, by a kernel known here whose source is today's; square prefill or decode
-    of equal lengths, with a cold cache, as plain launches in the default layout.
+    of equal lengths, with a cold cache and plain keys, as plain launches in the default layout.
 
     Parameters
     ----------
@@ -120,6 +120,7 @@ def trusted(frame: pd.DataFrame, known: Mapping[str, Entry]) -> pd.DataFrame:
     rows = rows[(rows["measured_time_us"] > 0).fillna(False) & rows["n"].notna() & (rows["n"] > 0)]
     rows = rows[(rows["cache_mode"] == "cold").fillna(False) & (rows["mode"] == "launch").fillna(False)]
     square = (rows["family"] == "prefill") & (rows["m"] == rows["n"]) & (rows["layout"] == "bshd")
+    square &= rows["key_order"].isna()
     uniform = (rows["family"] == "decode") & (rows["lengths_source"] == "uniform")
     rows = rows[square.fillna(False) | uniform.fillna(False)]
     peer = rows["kernel"].isin([name for name, entry in known.items() if entry.row is None])

@@ -82,6 +82,8 @@ def label_of(row: Row, but: Iterable[str] = (), kernels: Iterable[str] = ()) -> 
     if get("page_size") is not None and "page_size" not in but:
         parts.append(f"page {get('page_size')}")
     parts.append((get("page_order") or "") if "page_order" not in but else "")
+    if get("key_order") and "key_order" not in but:
+        parts.append(f"keys {get('key_order')}")
     name = row.words if len(set(kernels)) < 2 else ""
     return " · ".join(filter(None, [row.device, name, " ".join(filter(None, parts))]))
 
