@@ -135,6 +135,30 @@ def test_claim_33_traffic():
     assert finding(33, growth(1)).verdict == CONFIRMED
 
 
+def test_claim_39_chunks_in_order_of_magnitude():
+    def orders(sums: str, rising: float, falling: float, n: int = 8192) -> list[dict]:
+        """Errors in either order, as shares of that in mixed order at N 8192."""
+        errors = {"mixed": (8192, 1.0), "rising": (n, rising), "falling": (n, falling)}
+        return [prefill("chunked_fused", None, n, {"chunk": 128, "accumulate": sums}, key_order=order,
+                        max_err=share / 1000) for order, (n, share) in errors.items()]
+
+    assert verdicts(39, orders("bfloat16", 0.5, 0.8))[2:] == [CONFIRMED, CONFIRMED, OPEN]
+    assert verdicts(39, orders("bfloat16", 0.5, 1.0))[2:4] == [CONFIRMED, REFUTED]
+    assert verdicts(39, orders("bfloat16", 0.95, 0.8))[2:4] == [REFUTED, CONFIRMED]
+    assert verdicts(39, orders("float16", 0.5, 0.8))[2:] == [OPEN, OPEN, CONFIRMED]
+    assert verdicts(39, orders("float16", 1.0, 2.0))[4] == REFUTED
+    assert verdicts(39, orders("bfloat16", 0.5, 0.5, n=4096))[2:] == [OPEN] * 3
+
+
+def test_graded_keys_answer_nothing_but_what_asks_for_their_order():
+    """Claims 6 and 39 compare sums over plain keys: those of unequal weight are another input."""
+    rows = [row("chunked_fused", us, {"chunk": 512, "accumulate": sums}, key_order="mixed", max_err=err)
+            for sums, us, err in (("float32", 100, 1e-4), ("bfloat16", 50, 1e-4), ("float16", 50, 1e-4))]
+    assert set(verdicts(39, rows)) == set(verdicts(6, rows)) == {OPEN}
+    plain = [one | {"key_order": None} for one in rows]
+    assert verdicts(39, plain)[:2] == [CONFIRMED] * 2 and verdicts(6, plain) != verdicts(6, rows)
+
+
 def test_arithmetic_alone_says_where_the_articles_are_wrong():
     book = made.the_book()
     found = {one.claim.number: one for one in judge(book, made.frame([]), {}, figures.values(book))}
