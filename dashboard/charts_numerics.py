@@ -1,4 +1,4 @@
-"""Charts of errors: against float64 over the number of chunks, beside tolerances; what sums cost. Pure.
+"""Charts of errors against float64, over the number and by the order of chunks; what sums cost. Pure.
 
 An error is *compared*, on whichever machine: its mark is hollow, and a tolerance is a stroke.
 """
@@ -13,12 +13,13 @@ from dashboard import rows, style
 from dashboard.charts import columns, panels, tooltips
 from dashboard.labels import count
 
-TITLE = "dtype of the sums"
+TITLE, ORDER = "dtype of the sums", "order of keys"
 CARRIED = (
     "panel",
     "chunks",
     "chunk",
     "accumulate",
+    "key_order",
     "kernel",
     "variant",
     "shape",
@@ -45,45 +46,82 @@ def over_chunks(made: pd.DataFrame):
     made : pandas.DataFrame
         From `chunks.of`, of one kernel. A row that ended incorrect is a cross at its error, and on no line.
     """
-    drawn = _paneled(made[(made["max_err"] > 0) & made["status"].isin(["ok", "incorrect"])])
+    drawn = _paneled(_compared(made))
     if drawn.empty:
         return None
-    data = columns(drawn, *CARRIED, "max_err", "tolerance", "stale")
+    x = style.log2_x("chunks", "number of chunks", drawn["chunks"])
+    marks = _error_layers(drawn, x, style.number("chunks", "chunks"))
+    line = alt.Chart().transform_filter("datum.status === 'ok'").mark_line(strokeWidth=1.2, opacity=0.6)
+    across = {name: marks[0].encoding[name] for name in ("x", "y", "color")}
+    marks.append(line.encode(**across, detail=["accumulate:N", "run_id:N"]))
     words = "Largest error against float64 over the number of chunks"
-    kind = [
-        f"{drawn['kernel'].iloc[0]} · {drawn['held'].iloc[0]} · {', '.join(dict.fromkeys(drawn['device']))}",
-        "hollow marks: error of the result; level strokes: the tolerance it is held to"
-        + ("; ✕: incorrect" if (drawn["status"] != "ok").any() else ""),
-    ]
     worst = drawn.loc[drawn["max_err"].idxmax()]
     speak = (
         f"{words}, a line a dtype of sums: {len(drawn)} results; the largest error is {worst['max_err']:.3g} "
         f"with sums in {worst['accumulate']} over {worst['chunks']:.0f} chunks."
     )
-    return style.finish(panels(_error_layers(drawn), data, _order(drawn)), words, kind, speak)
+    return style.finish(panels(marks, _error_data(drawn), _order(drawn)), words, _error_kind(drawn), speak)
 
 
-def _error_layers(drawn: pd.DataFrame) -> list:
-    """Hollow marks on a line a dtype of sums, a stroke at each tolerance, a cross at what is incorrect."""
+def by_order(made: pd.DataFrame):
+    """Small multiples by N, chunks and dtype: largest error by the order of keys, a mark a dtype of sums.
+
+    Parameters
+    ----------
+    made : pandas.DataFrame
+        From `chunks.of`, of one kernel, with a `key_order`. A row that ended incorrect is a cross.
+    """
+    drawn = _paneled(_compared(made))
+    if drawn.empty:
+        return None
+    names = zip(drawn["panel"], drawn["chunks"])
+    drawn = drawn.assign(panel=[f"{panel} · {number:.0f} chunks" for panel, number in names])
+    flat = alt.Axis(labelAngle=0)
+    x = alt.X(field="key_order", type="nominal", sort=list(style.KEY_ORDERS), title=ORDER, axis=flat)
+    marks = _error_layers(drawn, x, style.text("key_order", ORDER))
+    words = "Largest error against float64 by the order in which chunks are added"
+    kind = [*_error_kind(drawn), "rising: those that weigh least are added first; all orders hold equal keys"]
+    means = drawn.groupby(["accumulate", "key_order"])["max_err"].median()
+    said = ", ".join(f"{sums} {order} {error:.3g}" for (sums, order), error in means.items())
+    speak = f"{words}, a mark a dtype of sums: {len(drawn)} results; medians of the panels: {said}."
+    return style.finish(panels(marks, _error_data(drawn), _order(drawn)), words, kind, speak)
+
+
+def _compared(made: pd.DataFrame) -> pd.DataFrame:
+    return made[(made["max_err"] > 0) & made["status"].isin(["ok", "incorrect"])]
+
+
+def _error_data(drawn: pd.DataFrame) -> pd.DataFrame:
+    return columns(drawn, *CARRIED, "max_err", "tolerance", "stale")
+
+
+def _error_kind(drawn: pd.DataFrame) -> list[str]:
+    """What is drawn and where it comes from, and what its marks are."""
+    return [
+        f"{drawn['kernel'].iloc[0]} · {drawn['held'].iloc[0]} · {', '.join(dict.fromkeys(drawn['device']))}",
+        "hollow marks: error of the result; level strokes: the tolerance it is held to"
+        + ("; ✕: incorrect" if (drawn["status"] != "ok").any() else ""),
+    ]
+
+
+def _error_layers(drawn: pd.DataFrame, x: alt.X, place: alt.Tooltip) -> list:
+    """A hollow mark a result, a stroke at each tolerance, a cross at what is incorrect; `place` tells `x`."""
     good, bad, allowed = (
         alt.Chart().transform_filter(test)
         for test in ("datum.status === 'ok'", "datum.status !== 'ok'", "datum.tolerance > 0")
     )
-    x = style.log2_x("chunks", "number of chunks", drawn["chunks"])
     every = pd.concat([drawn["max_err"], drawn.loc[drawn["tolerance"] > 0, "tolerance"]])
     y = style.log_y("max_err", "largest |O − float64|", every, "~e")
     limit = style.log_y("tolerance", "largest |O − float64|", every, "~e")
     colour, shape = style.marks("accumulate", style.SUMS, drawn["accumulate"], TITLE)
-    tell = [style.text("accumulate", TITLE), style.number("chunks", "chunks"), *_tell()]
+    tell = [style.text("accumulate", TITLE), place, *_tell()]
     hollow = good.mark_point(filled=False, size=85, strokeWidth=2)
-    line = good.mark_line(strokeWidth=1.2, opacity=0.6)
     stroke = allowed.mark_point(filled=False, shape=STROKE, size=110, strokeWidth=2, opacity=0.55)
     cross = bad.mark_text(text="✕", fontSize=15, fontWeight=700, color=style.STATUSES["incorrect"])
     return [
         hollow.encode(
             x=x, y=y, color=colour, shape=shape, opacity=style.stale_opacity(), tooltip=tell
         ),
-        line.encode(x=x, y=y, color=colour, detail=["accumulate:N", "run_id:N"]),
         stroke.encode(x=x, y=limit, color=colour, tooltip=tell),
         cross.encode(x=x, y=y, tooltip=tell),
     ]

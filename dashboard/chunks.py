@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from dashboard.labels import count
+from dashboard.labels import count, keys
 from dashboard.steps import set_constants
 
 # What a shape of one's own is compared by, each on a logarithmic scale.
 NEAR = {"d": "head dim", "n": "N", "b": "batch", "h": "heads"}
-_ALIKE = ("hkv", "m", "mask", "dtype", "mode", "cache_mode", "device")
+_ALIKE = ("hkv", "m", "mask", "dtype", "mode", "cache_mode", "key_order", "device")
 
 
 def of(frame: pd.DataFrame) -> pd.DataFrame:
@@ -18,7 +18,8 @@ def of(frame: pd.DataFrame) -> pd.DataFrame:
 
     Adds `chunk`; `chunks`, how many of them the keys are; `accumulate`, the dtype of the sums; `rest`, what
     the case sets beside the chunk; `dim`, the head dim as it is drawn; `setting`, all that a curve holds
-    fixed but N and head dim; `held`, all that curves over the number of chunks do but N, dtype and sums.
+    fixed but N and head dim; `held`, all that curves over the number of chunks or over the order of keys do
+    but N, dtype and sums.
     """
     used = [set_constants(text) for text in frame["constants_used"]]
     given = [set_constants(text) for text in frame["constants"]]
@@ -36,12 +37,12 @@ def of(frame: pd.DataFrame) -> pd.DataFrame:
     out["dim"] = [f"D{count(d)}" for d in out["d"]]
     out["setting"] = [_setting(row) for row in out[list(_SETTING)].itertuples(index=False)]
     bare = [_words({name: value for name, value in rest.items() if name != "accumulate"}) for rest in rests]
-    held = out[list(_SETTING)].assign(rest=bare, dtype=out["dim"]).itertuples(index=False)
+    held = out[list(_SETTING)].assign(rest=bare, dtype=out["dim"], key_order="").itertuples(index=False)
     out["held"] = [_setting(row) for row in held]
     return out
 
 
-_SETTING = ("h", "hkv", "b", "m", "n", "mask", "dtype", "mode", "cache_mode", "rest")
+_SETTING = ("h", "hkv", "b", "m", "n", "mask", "dtype", "mode", "cache_mode", "key_order", "rest")
 
 
 def _words(constants: dict) -> str:
@@ -53,7 +54,9 @@ def _setting(row) -> str:
     mode = {"graph": "graph replay"}.get(row.mode, row.mode)
     warm = "warm L2" if row.cache_mode == "warm" else ""
     heads = f"{count(row.h)}/{count(row.hkv)} heads"
-    parts = (heads, f"B{count(row.b)}", queries, row.mask, row.dtype, mode, warm, row.rest)
+    parts = (
+        heads, f"B{count(row.b)}", queries, row.mask, row.dtype, mode, warm, keys(row.key_order), row.rest
+    )
     return " · ".join(part for part in parts if part)
 
 

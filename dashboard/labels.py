@@ -20,8 +20,10 @@ def add(out: pd.DataFrame) -> pd.DataFrame:
     out["heads"] = heads
     named = [model or head for model, head in zip(out["model"], heads)]
     limits = zip(out["memory_limit_bytes"], out["memory_reserve_bytes"])
-    # Rows under a limit are another subject: where they met those without one, an `oom` would be both's.
-    out["what"] = [" · ".join(filter(None, words)) for words in zip(named, map(_limit, limits))]
+    # Rows under a limit are another subject: where they met those without one, an `oom` would be both's. So
+    # are graded keys in an order of theirs: they would be several points at one shape.
+    subjects = zip(named, map(_limit, limits), map(keys, out["key_order"]))
+    out["what"] = [" · ".join(filter(None, words)) for words in subjects]
     out["load"] = [
         _load(row)
         for row in out[["b", "length", "ragged", "lengths_source", "tokens"]].itertuples(index=False)
@@ -70,6 +72,11 @@ def _variant(kernel: str, constants: str) -> str:
 
 def _heads(h: float, hkv: float, d: float) -> str:
     return "" if not np.isfinite(h) else f"{count(h)}/{count(hkv)} heads · D{count(d)}"
+
+
+def keys(order: str) -> str:
+    """"keys rising" for a row whose keys weigh unequally; nothing for plain ones."""
+    return f"keys {order}" if order else ""
 
 
 def _limit(sizes: tuple[float, float]) -> str:

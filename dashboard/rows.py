@@ -66,6 +66,7 @@ NAMES = (
     "family",
     "model",
     "dtype",
+    "key_order",
     "page_order",
     "lengths_source",
     "mode",

@@ -49,6 +49,7 @@ TABLE_COLUMNS = (
     "formula_gb",
     "mode",
     "cache_mode",
+    "key_order",
     "page_order",
     "sorted",
     "shuffled",
@@ -69,6 +70,7 @@ TABLE_COLUMNS = (
 LABELS = {
     "chunk": "chunk, keys",
     "accumulate": "dtype of sums",
+    "key_order": "order of keys",
     "intensity": "modelled flop per byte",
     "roof": "measured roof, TFLOP/s",
     "of_roof": "measured share of the roof",

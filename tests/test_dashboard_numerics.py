@@ -29,7 +29,14 @@ def lines() -> list[dict]:
 
 @pytest.fixture(scope="module")
 def sums(lines) -> pd.DataFrame:
-    return prepared(lines)
+    made = prepared(lines)
+    return made[made["key_order"] == ""]
+
+
+@pytest.fixture(scope="module")
+def orders(lines) -> pd.DataFrame:
+    made = prepared(lines)
+    return made[made["key_order"] != ""]
 
 
 def test_what_curves_hold_fixed_leaves_the_sums_out(sums):
@@ -57,7 +64,7 @@ def test_an_incorrect_result_is_a_cross_at_its_error_and_has_no_time(lines):
     chart = charts_numerics.over_chunks(frame)
     assert [row["max_err"] for row in shown(chart, "status") if row["status"] == "incorrect"] == [0.5]
     assert "✕: incorrect" in chart.to_dict()["title"]["subtitle"][1]
-    assert len(shown(charts_numerics.time_over_chunks(frame), "chunks")) == 23
+    assert len(shown(charts_numerics.time_over_chunks(frame), "chunks")) == 41
 
 
 def test_a_result_that_never_was_compared_is_not_drawn(lines):
@@ -74,6 +81,32 @@ def test_times_are_medians_in_ms_with_quartiles(sums):
     assert all(row["time_low"] <= row["measured_time_us"] <= row["time_high"] for row in drawn)
 
 
+def test_an_order_of_keys_is_no_part_of_what_is_held_but_of_the_subject(orders):
+    assert orders["held"].nunique() == 1 and orders["setting"].nunique() == 3 * 2 * 3
+    assert all(f"keys {row.key_order}" in row.shape for row in orders[["key_order", "shape"]].itertuples())
+    assert orders["panel"].nunique() == 3
+
+
+def test_errors_by_the_order_of_keys(orders):
+    chart = charts_numerics.by_order(orders)
+    spec = chart.to_dict()
+    layers = spec["spec"]["layer"]
+    assert [layer["mark"]["type"] for layer in layers] == ["point", "point", "text"]  # an order is no scale
+    assert all(layer["encoding"]["x"]["sort"] == ["mixed", "rising", "falling"] for layer in layers)
+    drawn = shown(chart, "max_err", "tolerance")
+    assert len(drawn) == 18 and {row["key_order"] for row in drawn} == {"mixed", "rising", "falling"}
+    assert {row["panel"] for row in drawn} == {"N1K · float16 · 64 chunks", "N1K · bfloat16 · 64 chunks"}
+    assert "float64" in spec["title"]["text"] and "equal keys" in spec["title"]["subtitle"][2]
+    assert charts_numerics.by_order(orders.assign(max_err=float("nan"))) is None
+
+
+def test_an_incorrect_result_of_an_order_is_a_cross(orders):
+    lost = orders.assign(status=["incorrect", *orders["status"][1:]])
+    chart = charts_numerics.by_order(lost)
+    assert [row["status"] for row in shown(chart, "status")].count("incorrect") == 1
+    assert "✕: incorrect" in chart.to_dict()["title"]["subtitle"][1]
+
+
 def test_margins_are_errors_over_tolerances(sums):
     found = charts_numerics.margins(sums)
     assert found["margin"].to_numpy() == pytest.approx(0.25)
@@ -87,10 +120,13 @@ def test_the_page_of_a_gpu(open_page, tmp_path, lines):
     assert words(app) == [
         "Largest error against float64 over the number of chunks",
         "Time over the number of chunks, ms",
+        "Largest error against float64 by the order in which chunks are added",
         "Largest error of every result over its tolerance",
     ]
     assert all(len(chart.proto.alt) > 40 for chart in app.get("vega_lite_chart"))
-    assert "error ÷ tolerance" in app.dataframe[2].value
+    assert [len(table.value) for table in app.dataframe] == [24, 24, 18, 42]
+    assert "order of keys" in app.dataframe[2].value and "order of keys" not in app.dataframe[0].value
+    assert "error ÷ tolerance" in app.dataframe[3].value
 
 
 def test_the_recorded_run_of_the_cpu_machine_has_errors_and_no_times(open_page):
@@ -102,7 +138,18 @@ def test_the_recorded_run_of_the_cpu_machine_has_errors_and_no_times(open_page):
 def test_without_sums_the_page_still_has_every_margin(open_page, tmp_path, lines):
     assert open_page("numerics").info
     one = [row for row in lines if '"float32"' in row["constants"]]
-    suite_rows.write(tmp_path / "runs", "precision", one)
-    app = open_page("numerics", runs=tmp_path / "runs")
+    plain = [row for row in one if row["key_order"] is None]
+    suite_rows.write(tmp_path / "plain", "precision", plain)
+    app = open_page("numerics", runs=tmp_path / "plain")
     assert "python -m experiments run precision" in [code.value for code in app.code]
     assert words(app) == ["Largest error of every result over its tolerance"]
+    suite_rows.write(tmp_path / "runs", "precision", one)
+    app = open_page("numerics", runs=tmp_path / "runs")
+    assert len(words(app)) == 2 and "by the order in which chunks are added" in words(app)[0]
+
+
+def test_rows_of_one_order_are_compared_with_none(open_page, tmp_path, lines):
+    one = [row for row in lines if row["key_order"] in (None, "mixed")]
+    suite_rows.write(tmp_path / "runs", "precision", one)
+    app = open_page("numerics", runs=tmp_path / "runs")
+    assert len(words(app)) == 3 and "several orders" in app.info[0].value
