@@ -131,7 +131,7 @@ def test_the_page_of_a_gpu(open_page, tmp_path, lines):
 
 def test_the_recorded_run_of_the_cpu_machine_has_errors_and_no_times(open_page):
     app = open_page("numerics", shipped=store.RECORDED / "cpu", run="precision")
-    assert len(words(app)) == 2 and "models no time" in app.info[0].value
+    assert len(words(app)) == 3 and "models no time" in app.info[0].value
     assert "python -m experiments run precision --machine cpu" in [code.value for code in app.code]
 
 
