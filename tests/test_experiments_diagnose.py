@@ -225,6 +225,7 @@ def planted(tmp_path: Path, *rows: dict) -> list[row_causes.Kernel]:
 
 
 SLOW = 70 * FLOPS / 100e6
+TILED = json.dumps({"chunk": 512, "tile_m": 128, "tile_n": 64})
 FAULTS = {
     "score-traffic": {"modelled_scratch_bytes": ARRAYS, "modelled_peak_bytes": 2 * ARRAYS},
     "launches": {"modelled_launches": 64 * 32, "measured_time_us": 20_000.0},
@@ -245,6 +246,50 @@ def test_a_fault_planted_in_a_row_is_named(tmp_path, cause):
     found = {k.name: k for k in planted(tmp_path, standard, row("mine", **FAULTS[cause]), row("flash"))}
     assert found["mine"].verdict == cause
     assert found["flash"].verdict == NONE
+
+
+def first(tmp_path: Path, **columns) -> str:
+    (mine,) = planted(tmp_path, row("mine", **columns))
+    return mine.verdict
+
+
+IDLE = {"measured_tflops": 60.0, "modelled_launches": 16}  # below 20 % of what it could compute
+FEW = {"measured_tflops": 150.0, "grid": "[[64, 2, 1]]"}  # below 30 %, with one block a multiprocessor
+
+
+@pytest.mark.parametrize("busy, cause", [(None, "parallelism"), (0.44, "parallelism"), (0.45, "unexplained")])
+@pytest.mark.parametrize("slow", [IDLE, FEW])
+def test_where_multiprocessors_are_busy_it_is_not_parallelism(tmp_path, slow, busy, cause):
+    assert first(tmp_path, constants_used=TILED, measured_sm_busy=busy, **slow) == cause
+
+
+@pytest.mark.parametrize("cause, constants", [
+    ("unexplained", {}), ("tiles", {"tile_m": 32}), ("tiles", {"tile_n": 32}), ("tiles", {"chunk": 128}),
+    ("tiles", {"chunk": 2048}), ("tiles", {"chunk": 320}), ("tiles", {"tile_m": None, "tile_n": None}),
+])
+def test_where_the_remedy_would_change_nothing_it_is_not_tiles(tmp_path, cause, constants):
+    used = json.dumps({**json.loads(TILED), **constants})
+    assert first(tmp_path, constants_used=used, measured_sm_busy=0.9, **IDLE) == cause
+    chosen = {name: value for name, value in json.loads(used).items() if value}
+    numbers = {"chunk": chosen["chunk"], "head_dim": 128, "tokens_per_s": 1, "baseline_tokens_per_s": 20}
+    if "tile_m" in chosen:
+        numbers["tile"] = min(chosen["tile_m"], chosen["tile_n"])
+    assert causes(**numbers)[0] == cause
+
+
+def test_scratch_that_may_be_sums_is_no_scores(tmp_path):
+    sums = 32 * 8192 * (128 + 2) * 4  # O in float32 with its maximum and sum: half of Q, K, V and O
+    assert first(tmp_path, modelled_scratch_bytes=sums, modelled_peak_bytes=ARRAYS + sums) == NONE
+    more = {"modelled_scratch_bytes": sums + 1, "modelled_peak_bytes": ARRAYS + sums + 1}
+    assert first(tmp_path / "more", **more) == "score-traffic"
+
+
+def test_a_starved_gpu_is_never_without_a_finding():
+    starved = {"gpu_use": 29, "sm_busy": 90, "chunk": 512, "tile": 64, "head_dim": 128,
+               "launches_per_step": 1, "step_gap_us": 0}
+    assert causes(**starved) == ["unexplained"]
+    assert causes(**starved | {"gpu_use": 30}) == causes(**starved, phase="decode") == []
+    assert causes(**starved, bandwidth_use=90) == ["score-traffic"]
 
 
 def test_small_cases_and_failures_are_set_aside(tmp_path):

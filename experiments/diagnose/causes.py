@@ -132,8 +132,9 @@ def derived(facts: Mapping[str, Value]) -> dict[str, Value]:
         lambda n, s: f"{n:g} × {LAUNCH_US:g} µs / {s:g} µs")
     add("gap_share", ("step_gap_us", "step_us"), lambda g, s: 100 * g / s, lambda g, s: f"{g:g} / {s:g}")
     add("tail", ("p99_ms", "mean_ms"), lambda p, m: p / m, lambda p, m: f"{p:g} / {m:g}")
-    add("chunk_remainder", ("chunk", "head_dim"), lambda c, d: max(c % 64, c % d),
-        lambda c, d: f"{c:g} over 64 and {d:g}")
+    add("chunk_remainder", ("chunk", "head_dim"), _remainder, lambda c, d: f"{c:g} over 64 and {d:g}")
+    add("well_tiled", ("chunk", "head_dim", "tile"), _well_tiled,
+        lambda c, d, t: f"chunks of {c:g}, head dim {d:g}, tiles of {t:g}")
     found |= {"chunked": Value("yes")} if {"chunk", "chunks"} & set(found) else {}
     # NOTE: a share decides where it is known: many launches or a long gap are nothing in a long step.
     for name, conditions in (
@@ -143,6 +144,16 @@ def derived(facts: Mapping[str, Value]) -> dict[str, Value]:
         known = [held for held in (holds(condition, found) for condition in conditions) if held is not None]
         found |= {name: Value("yes" if known[0] else "no")} if known else {}
     return found
+
+
+def _remainder(chunk: float, head_dim: float) -> float:
+    return max(chunk % 64, chunk % head_dim)
+
+
+def _well_tiled(chunk: float, head_dim: float, tile: float) -> str:
+    """Whether there is nothing that the remedy of `tiles` would change."""
+    least, most, fair = (THRESHOLDS[name].value for name in ("small chunk", "large chunk", "small tile"))
+    return "yes" if least <= chunk <= most and not _remainder(chunk, head_dim) and tile >= fair else "no"
 
 
 def holds(condition: str, facts: Mapping[str, Value]) -> bool | None:

@@ -22,7 +22,8 @@ LEGEND = (
 )
 SIZES = ("peak_memory", "baseline_memory")
 # Of a run's facts, those that a rule could have found fault with.
-SHOWN = ("gpu_use", "bandwidth_use", "scratch_ratio", "slowdown", "launch_share", "host_share", "tail")
+SHOWN = ("gpu_use", "sm_busy", "bandwidth_use", "scratch_ratio", "slowdown", "launch_share", "host_share",
+         "tail")
 
 
 def _option(name: str, kind: type = float):
@@ -48,6 +49,7 @@ def register(app: typer.Typer, console: Console) -> None:
         peak_memory: _option("peak_memory", str) = None,
         baseline_memory: _option("baseline_memory", str) = None,
         gpu_use: _option("gpu_use") = None,
+        sm_busy: _option("sm_busy") = None,
         bandwidth_use: _option("bandwidth_use") = None,
         memory_share: _option("memory_share") = None,
         launches_per_step: _option("launches_per_step") = None,
@@ -58,6 +60,7 @@ def register(app: typer.Typer, console: Console) -> None:
         p99_ms: _option("p99_ms") = None,
         period_s: _option("period_s") = None,
         chunk: _option("chunk", int) = None,
+        tile: _option("tile", int) = None,
         chunks: _option("chunks", int) = None,
         chunks_cost: _option("chunks_cost") = None,
         head_dim: _option("head_dim", int) = None,

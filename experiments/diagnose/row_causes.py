@@ -199,6 +199,8 @@ def _memory(row: Mapping[str, Any], baseline: Mapping[str, Any] | None) -> dict[
             scratch = scratch if scratch >= scores else None  # a workspace of some other kind
         if scratch is not None and arrays:
             found["scratch_ratio"] = Value(scratch / arrays, f"{gb(scratch)} / {gb(arrays)}")
+            sums = row["b"] * row["h"] * row["m"] * (row["d"] + 2) * ELEMENT_BYTES["float32"]
+            found["sums_in_scratch"] = Value("yes" if scratch <= sums else "no")
     mine, other = _peak(row), _peak(baseline or {})
     if mine and other and not _is_baseline(row):
         found["memory_saved"] = Value(100 * (1 - mine / other), f"1 − {gb(mine)} / {gb(other)}")
@@ -218,6 +220,8 @@ def _settings(row: Mapping[str, Any]) -> dict[str, Value]:
         found["page"] = Value(row["page_size"])
     if chunk:
         found |= {"chunk": Value(chunk), "head_dim": Value(row["d"])}
+        if tiles := [used[name] for name in ("tile_m", "tile_n") if used.get(name)]:
+            found["tile"] = Value(min(tiles))
         found["chunks"] = Value(ceil_div(row.get("max_len", row.get("n", 0)), chunk), "keys / chunk")
     if used.get("accumulate") in ("float16", "bfloat16", "float32"):
         found["accumulator"] = Value(used["accumulate"])
@@ -244,6 +248,8 @@ def _times(row: Mapping[str, Any], baseline: Mapping[str, Any] | None, top: Ceil
 
     if row["family"] == "prefill":  # decode computes little by nature
         share("gpu_use", "measured_tflops", top.tflops, "TFLOP/s")
+    if "measured_sm_busy" in row:
+        found["sm_busy"] = Value(100 * row["measured_sm_busy"], "stamped in a build of its own")
     share("bandwidth_use", "measured_gbps", top.read_gbps, "GB/s requested (L2 may serve a part)")
     other = (baseline or {}).get("measured_time_us")
     if other and not _is_baseline(row):
