@@ -33,10 +33,16 @@ FACTS = {
 
 def named(rungs: Iterable[Rung]) -> dict[tuple[str, str | None], str]:
     """(kernel, `constants` as rows hold them) → the rung's name."""
-    return {
-        (rung.kernel, json.dumps(rung.constants, sort_keys=True) if rung.constants else None): rung.name
-        for rung in rungs
-    }
+    return {_key(rung): rung.name for rung in rungs}
+
+
+def faults(rungs: Iterable[Rung]) -> dict[tuple[str, str | None], frozenset[str]]:
+    """(kernel, `constants` as rows hold them) → the faults it was built with, of rungs that state them."""
+    return {_key(rung): frozenset(rung.faults) for rung in rungs if rung.faults is not None}
+
+
+def _key(rung: Rung) -> tuple[str, str | None]:
+    return rung.kernel, json.dumps(rung.constants, sort_keys=True) if rung.constants else None
 
 
 def rungs_of(manifest: Mapping[str, Any]) -> list[Rung]:

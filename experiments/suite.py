@@ -10,8 +10,9 @@
 An axis is a value or a list of values; the cases are their cross product, less those a limit excludes.
 
 A rung is a step of a ladder: `name`, `kernel`, `constants`, and, but for the first, `change`, a phrase that
-says in what it differs from the rung before it, or from the one that `after` names. A sweep says
-`rungs = "all"` or a list of names in place of `kernels` and `constants`.
+says in what it differs from the rung before it, or from the one that `after` names. `faults` lists what is
+wrong with it by construction, as causes that `diagnose` knows, `[]` where nothing is; a rung without it says
+nothing of them. A sweep says `rungs = "all"` or a list of names in place of `kernels` and `constants`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from experiments.diagnose.rules import CAUSES
 from experiments.words import UserError, nearest
 
 SUITES = Path(__file__).with_name("suites")
@@ -93,13 +95,14 @@ class Sweep:
 
 @dataclass(frozen=True)
 class Rung:
-    """A kernel with constants under a name, and what it changes against the rung `after`."""
+    """A kernel with constants under a name, what it changes against the rung `after`, its built-in faults."""
 
     name: str
     kernel: str
     constants: dict[str, Any] = field(default_factory=dict)
     change: str = ""
     after: str = ""
+    faults: list[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -192,7 +195,7 @@ def _repeat(raw: dict, where: str) -> Repeat:
 def _rungs(body: Any, where: str) -> tuple[Rung, ...]:
     if not isinstance(body, list):
         raise UserError(f"{where}: expected tables that begin with [[rungs]], got {body!r}")
-    kinds = {"name": str, "kernel": str, "constants": dict, "change": str, "after": str}
+    kinds = {"name": str, "kernel": str, "constants": dict, "change": str, "after": str, "faults": list}
     found: dict[str, Rung] = {}
     for one in body:
         _only(_typed(one, dict, where), kinds, where)
@@ -200,6 +203,9 @@ def _rungs(body: Any, where: str) -> tuple[Rung, ...]:
             _typed(value, kinds[key], f"{where}: {key}")
         if missing := [key for key in ("name", "kernel", "change")[: 3 if found else 2] if not one.get(key)]:
             raise UserError(f"{where}: {one.get('name', one)} has no {missing[0]}; add one")
+        for fault in one.get("faults", []):
+            if _typed(fault, str, f"{where}: faults") not in CAUSES:
+                raise UserError(f"{where}: faults: '{fault}' is not a cause; {nearest(fault, CAUSES)}")
         rung = Rung(**{"after": next(reversed(found), ""), **one})
         if rung.name in found or any(r.kernel == rung.kernel and r.constants == rung.constants
                                      for r in found.values()):
@@ -286,6 +292,7 @@ def _typed(value: Any, kind: type, where: str) -> Any:
             str: "a string",
             bool: "true or false",
             dict: "a table",
+            list: "a list",
         }
         raise UserError(f"{where} expected {words[kind]}, got {value!r}")
     return value

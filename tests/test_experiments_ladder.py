@@ -58,6 +58,8 @@ def test_a_sweep_over_rungs_is_one_over_their_kernels_and_constants():
         ("chunked_fused", '{"chunk": 64}'), ("flash", None),
     ]  # fmt: skip
     assert [rung.after for rung in suite.rungs] == ["", "0", "1", "1"]
+    assert ladder.faults(suite.rungs) == {}
+    assert ladder.faults(parse(**with_rung(2, faults=[])).rungs) == {("flash", None): frozenset()}
     some = parse(cpu={"small": {**STEPS["cpu"]["small"], "rungs": ["2", "1b"]}})
     assert {c.params["kernel"] for c in cases_of(some, "cpu", catalog())} == {"flash", "chunked_fused"}
 
@@ -70,6 +72,9 @@ def test_a_sweep_over_rungs_is_one_over_their_kernels_and_constants():
     (with_rung(1, change=None), "1 has no change; add one"),
     (with_rung(1, name="0"), "0 is there twice"),
     (with_rung(3, constants={"tile_n": 32, "chunk": 32}), "1b is there twice, by its name or by what it is"),
+    (with_rung(1, faults="tiles"), "faults expected a list, got 'tiles'"),
+    (with_rung(1, faults=["tile"]), "faults: 'tile' is not a cause; did you mean 'tiles'?"),
+    (with_rung(1, faults=[["tiles"]]), "faults expected a string"),
     (with_rung(1, after="3"), "1 comes after '3'; known are: 0"),
     ({"cpu": {"small": {**STEPS["cpu"]["small"], "rungs": ["9"]}}}, "'9' is not a rung here; known are: 0"),
     ({"cpu": {"small": {**STEPS["cpu"]["small"], "kernels": ["flash"]}}}, "has rungs beside kernels"),
@@ -154,6 +159,22 @@ def test_neighbouring_rungs_differ_in_one_thing():
         else:
             both = set(rung.constants) & set(before.constants)
             assert all(rung.constants[name] == before.constants[name] for name in both), (rung, before)
+
+
+def test_the_faults_of_a_rung_follow_from_what_it_is():
+    for rung in load_suite("ladder").rungs:
+        kernel, used = rung.kernel, {**ROWS[rung.kernel].constants, **rung.constants}
+        loops = kernel == "chunked_unfused" or used.get("parallel") == "serial"
+        through_memory = kernel in ("standard", "chunked_unfused") or used.get("scores") == "global"
+        built = {
+            "tiles": used.get("tile_m") == 32,
+            "launches": loops and through_memory,
+            "score-traffic": through_memory,
+            "parallelism": loops and used["streams"] == 1,
+            "rounding": used.get("accumulate") == "float16",
+            "accumulation": kernel == "chunked_atomic",
+        }
+        assert rung.faults == [fault for fault, there in built.items() if there], rung
 
 
 def test_the_ladder_is_at_the_articles_shape_and_at_others():
