@@ -40,6 +40,15 @@ def figures() -> str:
         return "[]"
 
 
+@st.cache_data(ttl=600, max_entries=8, show_spinner=False)
+def causes(paths: tuple[str, ...], state: tuple) -> str:
+    """What `diagnose` names first for the rows of these runs in this state, as JSON; "[]" where it cannot."""
+    try:
+        return _child("-m", "experiments.claims.triage", *paths)
+    except (OSError, subprocess.SubprocessError):
+        return "[]"
+
+
 def _asked(code: str) -> dict:
     """What a child process prints as JSON; {} where it cannot."""
     try:

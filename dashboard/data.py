@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import streamlit as st
 
 from dashboard import against, rows
-from dashboard.asking import ROOT, current_hashes, figures
+from dashboard.asking import ROOT, causes, current_hashes, figures
 from experiments import ceilings, ladder, store
 from experiments.ceilings import Ceilings
 from experiments.claims import definition, judging
@@ -248,14 +248,18 @@ def findings(loaded: Loaded) -> list[Finding]:
     """Every claim of the articles, judged by the runs that are loaded and by arithmetic."""
     paths = sorted({str(path) for path in loaded.frame["run_path"]}) if len(loaded.frame) else []
     folders = [Folder(Path(path), path, "") for path in paths]
-    return _findings(tuple(paths), _state(folders), tuple(sorted(current_hashes().items())), figures())
+    hashes, which = tuple(sorted(current_hashes().items())), (tuple(paths), _state(folders))
+    return _findings(*which, hashes, figures(), causes(*which))
 
 
 @st.cache_data(max_entries=8, show_spinner="Judging claims …")
-def _findings(paths: tuple[str, ...], state: tuple, hashes: tuple, computed: str) -> list[Finding]:
+def _findings(
+    paths: tuple[str, ...], state: tuple, hashes: tuple, computed: str, inferred: str
+) -> list[Finding]:
     frame = store.read_runs([Path(path) for path in paths]).frame
     known = {(claim, part): figure for claim, part, figure in json.loads(computed)}
-    return judging.judge(claims(), frame, dict(hashes), known)
+    named = {(run, case): cause for run, case, cause in json.loads(inferred)}
+    return judging.judge(claims(), frame, dict(hashes), known, named)
 
 
 def claims() -> definition.Book:

@@ -11,6 +11,7 @@ import pandas as pd
 import pyarrow as pa
 
 from experiments import schema, store
+from experiments.claims import triage
 from experiments.claims.definition import Book, load
 from experiments.claims.findings import Finding
 from experiments.claims.judging import judge
@@ -42,7 +43,7 @@ def row(kernel: str, us: float | None = 100.0, constants: dict | None = None, **
         "machine": "gpu", "device": "H200", "arch": "sm_90a", "source_hash": HASH, "kernel": kernel,
         "family": "prefill", "b": 8, "h": 32, "hkv": 32, "m": 8192, "n": 8192, "d": 128, "dtype": "float16",
         "causal": False, "layout": "bshd", "cache_mode": "cold", "mode": "launch",
-        "constants": json.dumps(given) if given else None,
+        "constants": json.dumps(given, sort_keys=True) if given else None,
         "constants_used": json.dumps(DEFAULTS.get(kernel, {}) | given),
         "measured_time_us": us, "modelled_flops": 10**12,
     } | values
@@ -88,4 +89,5 @@ def finding(number: int, rows: list[dict], hashes: dict | None = None, book: Boo
     """The finding of a claim, by these rows and no arithmetic."""
     book = book or the_book()
     alone = Book({number: book.claims[number]}, book.articles)
-    return judge(alone, frame(rows), hashes or {}, {})[0]
+    made = frame(rows)
+    return judge(alone, made, hashes or {}, {}, triage.causes(made, hashes or {}))[0]

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import claims_rows as made
 import pytest
 from claims_rows import chunks, ladder
 from dashboard_pages import opener, words
 
-from dashboard import charts_claims, data, style
+from dashboard import asking, charts_claims, data, style
 from experiments import store
+from experiments.catalog import current_hashes
+from experiments.claims import triage
 from experiments.claims.findings import VERDICTS
 from experiments.claims.judging import judge
 
@@ -89,7 +94,7 @@ def test_without_its_arithmetic_the_page_stands(open_page, monkeypatch):
 @pytest.fixture(scope="module")
 def found():
     rows = ladder(7000, 170) + chunks(1, 2, 3, 4, 5, 6)
-    return judge(made.the_book(), made.frame(rows), {}, {})
+    return judge(made.the_book(), made.frame(rows), {}, {}, {})
 
 
 def test_a_part_stands_beside_its_quoted_number(found):
@@ -117,6 +122,19 @@ def test_every_claim_is_a_tile(found):
     assert not table.duplicated(["row", "column"]).any()
     assert all(text.startswith(style.VERDICTS[verdict][1]) for text, verdict in
                zip(table["text"], table["verdict"]))
+
+
+def test_what_diagnose_names_is_asked_of_a_child(open_page, monkeypatch):
+    shipped = store.RECORDED / "h200"
+    app = open_page("claims", shipped=shipped, claim="8")
+    assert any("have a fault named" in text.value for text in app.markdown)
+    paths = (str(shipped / "ladder"), str(shipped / "ceilings"))
+    told = {(run, case): cause for run, case, cause in json.loads(data.causes(paths, ()))}
+    assert told == triage.causes(store.read_runs(list(map(Path, paths))).frame, current_hashes())
+    assert set(told.values()) > {"", "score-traffic", "launches", "unexplained"}
+    monkeypatch.setattr(asking.sys, "executable", "/no/python")
+    asking.causes.clear()
+    assert data.causes(paths, ()) == "[]"
 
 
 def test_nothing_to_draw_is_no_chart(found):

@@ -178,6 +178,9 @@ KINDS = {
     "ratio": (RATIO + "low = 2", [row("standard", 300), row("flash", 100)],
               [row("standard", 100), row("flash", 300)]),
     "value": (VALUE + "high = 200", [row("flash", 100)], [row("flash", 300)]),
+    "share": ('kind = "share"\nmetric = "sm_busy"\nof = {n = 8192}\nlow = 50\nunit = "%"',
+              [row("flash", measured_sm_busy=0.3), row("standard", measured_sm_busy=0.8)],
+              [row("flash", measured_sm_busy=0.3), row("standard", measured_sm_busy=0.6)]),
     "equals, a number": (EQUALS + 'expected = 8\ntolerance = 0.1\nunit = "GB"',
                          [row("flash", measured_peak_pool_bytes=8_100_000_000)],
                          [row("flash", measured_peak_pool_bytes=9_000_000_000)]),
@@ -343,7 +346,7 @@ def test_while_its_heart_is_not_tested_neither_is_the_claim(tmp_path):
 def test_ceilings_give_shares():
     rows = [row("read", 1, family="probe", modelled_bytes_loaded=4_000_000, modelled_flops=None),
             row("flash", 2, modelled_bytes_loaded=4_000_000, modelled_bytes_stored=0)]
-    beside = metrics.Beside.of(made.frame(rows))
+    beside = metrics.Beside.of(made.frame(rows), {})
     assert beside.read_gbps("H200") == pytest.approx(4000) and beside.read_gbps("A100") is None
     assert metrics.value_of(rows[1], "bytes_share", beside) == (pytest.approx(0.5), "measured")
     assert metrics.value_of(rows[1] | {"device": "A100"}, "bytes_share", beside) is None

@@ -11,6 +11,7 @@ from experiments.claims import figures
 from experiments.claims.findings import VERDICTS
 from experiments.claims.judging import judge
 from experiments.models import model
+from experiments.suite import load_suite
 
 CONFIRMED, REFUTED, DEPENDS, OPEN = VERDICTS
 
@@ -69,6 +70,70 @@ def test_claim_8_compute_use_by_the_devices_own_ceiling():
     assert verdicts(8, rungs(0.5, 0.1))[:2] == [REFUTED, REFUTED]
     assert verdicts(8, rungs(0.1, 0.5)[1:])[:2] == [OPEN, OPEN]
     assert finding(8, rungs(0.1, 0.5)).parts[0].cases[0].value == pytest.approx(10)  # percent
+
+
+RUNGS = {rung.name: rung for rung in load_suite("ladder").rungs}
+DIAGNOSED = {"modelled_flops": 10**12, "modelled_peak_bytes": 10**9, "modelled_scratch_bytes": 0,
+             "measured_empty_us": 1.0, "modelled_launches": 1, "measured_sm_busy": 0.9}
+PROBES = [row("mma", 1000, family="probe", modelled_flops=10**12),  # 1000 TFLOP/s and 4000 GB/s
+          row("read", 1000, family="probe", modelled_bytes_loaded=4 * 10**9, modelled_flops=None)]
+SYMPTOMS = {"score-traffic": {"modelled_scratch_bytes": 9 * 10**8, "modelled_peak_bytes": 10**9, "m": 4096,
+                              "n": 4096, "b": 1},
+            "launches": {"modelled_launches": 1000}, "parallelism": {"measured_sm_busy": 0.1}}
+
+
+def climbed(name: str, us: float = 2000.0, symptom: str = "", **values) -> dict:
+    """A row of that rung with the symptom of a fault; without one it computes half of what it could."""
+    rung = RUNGS[name]
+    us = 6000.0 if symptom == "parallelism" else us
+    values = DIAGNOSED | SYMPTOMS.get(symptom, {}) | values
+    return row(rung.kernel, us, rung.constants, rung=name) | values
+
+
+def named(*rows: dict) -> list[str]:
+    """The verdicts of the parts of claim 8 that ask `diagnose`."""
+    return verdicts(8, [*PROBES, *rows])[2:]
+
+
+@pytest.mark.parametrize("name, symptom", [
+    ("0", "score-traffic"), ("2a", "launches"), ("3", "launches"), ("4", "parallelism")])
+def test_claim_8_each_rungs_fault_is_named(name, symptom):
+    others = {"0": "launches", "2a": "", "3": "", "4": "launches"}
+    assert named(climbed(name, symptom=symptom)) == [CONFIRMED, OPEN]
+    assert named(climbed(name, symptom=others[name])) == [REFUTED, OPEN]
+
+
+def test_claim_8_rungs_without_a_fault():
+    flash = climbed("7"), climbed("8", 1200)
+    assert named(climbed("6"), *flash) == [CONFIRMED, CONFIRMED]
+    assert named(climbed("6", symptom="launches"), *flash) == [REFUTED, CONFIRMED]
+    assert named(climbed("6"), flash[0], climbed("8", symptom="launches")) == [CONFIRMED, REFUTED]
+    assert named(climbed("6"), climbed("7", 10_000)) == [CONFIRMED, REFUTED]  # starved, if by nothing known
+
+
+def test_claim_8_is_a_share_of_the_rungs_at_a_shape():
+    both = climbed("2a", symptom="launches"), climbed("6", symptom="launches")
+    found = finding(8, [*PROBES, *both]).parts[2]
+    assert found.verdict == REFUTED and [case.value for case in found.cases] == [50]
+    assert "50 %" in found.sentence and len(found.cases[0].samples) == 2
+    elsewhere = climbed("2a", symptom="launches", b=4)
+    assert named(*both, elsewhere)[0] == DEPENDS
+
+
+@pytest.mark.parametrize("change", [
+    {"m": 64}, {"suite": "memory"}, {"device": "A100"}, {"rung": None}, {"kernel": "paged_gather"},
+    {"modelled_flops": 10**9, "modelled_peak_bytes": 10**6}, {"machine": "cpu"}, {"status": "oom"},
+])
+def test_claim_8_is_not_judged_by_what_is_no_rung_or_cannot_be_diagnosed(change):
+    assert named(climbed("2a", symptom="launches", **change))[0] == OPEN
+
+
+def test_claim_8_stale_rows_are_neither_judged_nor_ceilings():
+    rows = [*PROBES, climbed("2a", symptom="launches")]
+    today = {"chunked_unfused": made.HASH, "mma": made.HASH, "read": made.HASH}
+    assert finding(8, rows, today).parts[2].verdict == CONFIRMED
+    for kernel in today:
+        assert finding(8, rows, {**today, kernel: "f" * 12}).parts[2].verdict == OPEN
 
 
 def test_claim_9_scores_by_columns():
@@ -161,7 +226,7 @@ def test_graded_keys_answer_nothing_but_what_asks_for_their_order():
 
 def test_arithmetic_alone_says_where_the_articles_are_wrong():
     book = made.the_book()
-    found = {one.claim.number: one for one in judge(book, made.frame([]), {}, figures.values(book))}
+    found = {one.claim.number: one for one in judge(book, made.frame([]), {}, figures.values(book), {})}
     assert found[13].verdict == found[32].verdict == CONFIRMED
     for number in (24, 36, 42):
         assert found[number].verdict == REFUTED and found[number].how == ("modelled",)

@@ -12,7 +12,7 @@ from rich.markup import escape
 
 from experiments import store, tables
 from experiments.catalog import current_hashes
-from experiments.claims import figures
+from experiments.claims import figures, triage
 from experiments.claims.definition import Book, load
 from experiments.claims.findings import NOT_TESTED, Finding, PartFinding, counts, plain
 from experiments.claims.judging import judge
@@ -42,7 +42,9 @@ def register(app: typer.Typer, console: Console) -> None:
         only = book.claim(claim) if claim is not None else None
         loaded = store.read_runs(_paths(runs))
         say_unreadable(loaded)
-        found = judge(book, loaded.frame, current_hashes(), figures.values(book))
+        hashes = current_hashes()
+        causes = triage.causes(loaded.frame, hashes)
+        found = judge(book, loaded.frame, hashes, figures.values(book), causes)
         found = [one for one in found if only in (None, one.claim)]
         if as_json:
             text = json.dumps({"claims": [plain(one) for one in found]}, ensure_ascii=False, allow_nan=False)

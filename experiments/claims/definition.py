@@ -22,6 +22,7 @@ RANGES = ("min", "max", "multiple", "no_multiple")
 KINDS = {
     "ratio": (("metric", "of", "to"), ("low", "high", "same")),
     "value": ((), ("metric", "of", "figure", "low", "high", "per")),
+    "share": (("metric", "of"), ("low", "high")),
     "equals": (("expected", "tolerance"), ("metric", "of", "figure")),
     "exponent": (("metric", "of", "axis"), ("low", "high", "points")),
     "optimum": (("metric", "of", "axis"), ("points", "among", "multiple_of", "inside")),
@@ -163,7 +164,7 @@ def _part(body: dict[str, Any], where: str) -> Part:
     _keys(body, ("says", *needed), (*SAYS, *needed, *more), where)
     if ("figure" in body) == ("metric" in body):
         raise UserError(f"{where}: expected either a metric or a figure; name one")
-    if kind == "ratio" or kind in ("value", "exponent"):
+    if kind in ("ratio", "value", "share", "exponent"):
         if "low" not in body and "high" not in body:
             raise UserError(f"{where}: expected low or high; say what is accepted")
     if body.get("direction", "up") not in WORDS_UP_DOWN:

@@ -46,7 +46,7 @@ class Evidence:
 
 def judge(
     book: Book, frame: pd.DataFrame, hashes: Mapping[str, str],
-    figures: Mapping[tuple[int, int], Mapping[str, Any]],
+    figures: Mapping[tuple[int, int], Mapping[str, Any]], causes: Mapping[tuple[str, str], str],
 ) -> list[Finding]:
     """Every claim's finding.
 
@@ -58,12 +58,16 @@ def judge(
     hashes : mapping
         Kernel → its hashes today; empty where they are not known.
     figures : mapping of (claim, part from 0) to `figures.values`' entry
-        Those that are missing leave their parts not tested.
+    causes : mapping of (run, case)
+        What `diagnose` names first, by `triage.causes`.
+
+    Of the last two those that are missing leave their parts not tested.
     """
     rows = selecting.rows_of(frame, hashes)
     grouped = selecting.grouped(rows, lambda row: (row.get("kernel"),))
     by_kernel = {name: found for (name,), found in grouped.items()}
-    known = Evidence(by_kernel, Beside.of(frame.loc[[row.index for row in rows if not row.why]]), figures)
+    beside = Beside.of(frame.loc[[row.index for row in rows if not row.why]], causes)
+    known = Evidence(by_kernel, beside, figures)
     return [_claim(claim, known) for claim in book.claims.values()]
 
 
@@ -167,6 +171,17 @@ def _values(part: Part, chosen, metric, known: Evidence) -> list[Case]:
     return found
 
 
+def _shares(part: Part, chosen, metric, known: Evidence) -> list[Case]:
+    """A case a shape: the mean over its rows, whatever their kernels and constants."""
+    native = metrics.known()[part.metric].unit
+    place = [name for name in selecting.SHAPE if name != "kernel"]
+    found = []
+    for rows in selecting.grouped(chosen[0], lambda row: tuple(row.get(name) for name in place)).values():
+        value = scaled(sum(map(metric, rows)) / len(rows), native, part.unit)
+        found.append(_case(part, value, _holds(part, value, None), [("of", row) for row in rows], known))
+    return found
+
+
 def _along(part: Part, chosen, metric) -> list[tuple[list[Row], list[float], list[float]]]:
     """(rows, places, values) of every curve that has enough points above zero."""
     curves = selecting.curves(chosen[0], part.axis, part.of.get("pick"), metric)
@@ -217,5 +232,5 @@ def _monotone(part: Part, chosen, metric, known: Evidence) -> list[Case]:
     ]
 
 
-BUILD = {"ratio": _ratios, "value": _values, "equals": _values, "exponent": _exponents, "optimum": _optima,
-         "monotone": _monotone}
+BUILD = {"ratio": _ratios, "value": _values, "share": _shares, "equals": _values, "exponent": _exponents,
+         "optimum": _optima, "monotone": _monotone}

@@ -16,8 +16,10 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
+from experiments import ladder
 from experiments.ceilings import Ceilings, of_rows
 from experiments.schema import COLUMNS, TAIL_SAMPLES
+from experiments.suite import load_suite
 
 MEASURED, COUNTED, MODELLED, COMPARED = HOW = ("measured", "counted", "modelled", "compared")
 Known = tuple[float, str]  # a value, and how it is known
@@ -25,25 +27,28 @@ Known = tuple[float, str]  # a value, and how it is known
 
 @dataclass(frozen=True)
 class Beside:
-    """What a row is read against: its device's ceilings, and the minutes its run took.
+    """What a row is read against: its device's ceilings, its run's minutes, what `diagnose` says of it.
 
     Attributes
     ----------
     ceilings : mapping of device to Ceilings
     minutes : mapping of run
         From its first row's start to its last row's end.
+    causes : mapping of (run, case)
+        As `triage.causes` gives them.
     """
 
     ceilings: Mapping[str, Ceilings] = field(default_factory=dict)
     minutes: Mapping[str, float] = field(default_factory=dict)
+    causes: Mapping[tuple[str, str], str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, frame: pd.DataFrame) -> Beside:
+    def of(cls, frame: pd.DataFrame, causes: Mapping[tuple[str, str], str]) -> Beside:
         """From rows that may be judged by."""
         ceilings = {device: of_rows(frame, device) for device in frame["device"].dropna().unique()}
         spans = frame.groupby("run_id").agg({"started_at": "min", "finished_at": "max"}).dropna()
         minutes = {run: (last - first).total_seconds() / 60 for run, first, last in spans.itertuples()}
-        return cls(ceilings, minutes)
+        return cls(ceilings, minutes, causes)
 
     def read_gbps(self, device: str) -> float | None:
         """The rate at which its read probe read, in GB/s."""
@@ -145,6 +150,20 @@ def _minutes(row: Mapping[str, Any], beside: Beside) -> Known | None:
     return None if minutes is None else (minutes, MEASURED)
 
 
+def _named_fault(row: Mapping[str, Any], beside: Beside) -> Known | None:
+    """1 where what `diagnose` names first is a fault that the rung was built with, or both are none."""
+    built = _faults().get((row["kernel"], row["constants"]))
+    cause = beside.causes.get((row["run_id"], row["case_id"]))
+    if built is None or cause is None:
+        return None
+    return float(cause in built if built else not cause), MEASURED
+
+
+@lru_cache
+def _faults() -> dict[tuple[str, str | None], frozenset[str]]:
+    return ladder.faults(load_suite("ladder").rungs)
+
+
 _REQUESTED = _counted_or_modelled("bytes_loaded", "bytes_stored")
 DERIVED = {
     "requested_bytes": Metric("B", False, _REQUESTED),
@@ -155,4 +174,5 @@ DERIVED = {
     "p99_over_median": Metric("", True, _tail),
     "sm_busy": Metric("share", True, _busy),
     "run_minutes": Metric("min", True, _minutes),
+    "named_fault": Metric("share", True, _named_fault),
 }

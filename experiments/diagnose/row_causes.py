@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,11 @@ class Ceiling:
     read_gbps: float | None = None
     tflops: float | None = None
     source: str = ""
+
+    @classmethod
+    def measured(cls, found: ceilings.Ceilings) -> Ceiling:
+        """From what the suite `ceilings` found."""
+        return cls(found.read_gbps, found.best_tflops, "the ceiling measured on this device")
 
 
 @dataclass(frozen=True)
@@ -104,32 +110,42 @@ def kernels(path: Path, only: str | None = None) -> list[Kernel]:
     loaded = store.read_runs(path)
     if loaded.frame.empty:
         raise UserError(f"diagnose: {path} holds no rows; name a run's folder")
-    rows = [row for row in _plain(loaded.frame) if row["family"] in FAMILIES]
-    if not rows:
+    names = set(loaded.frame[loaded.frame["family"].isin(FAMILIES)]["kernel"])
+    if not names:
         raise UserError(f"diagnose: {path} has no rows of prefill or decode kernels; name another run")
-    names = {row["kernel"] for row in rows}
     if only is not None and only not in names:
         raise UserError(f"--kernel: '{only}' has no rows in {path}; {nearest(only, names)}")
     found: dict[tuple, Kernel] = {}
-    tops: dict[str, Ceiling] = {}
-    baselines = {_place(row): row for row in rows if _is_baseline(row)}
-    for row in rows:
+    for row, case in cases(loaded.frame, cache(partial(ceiling, path=path))):
         if only not in (None, row["kernel"]):
             continue
-        device = str(row.get("device", "an unknown device"))
-        if device not in tops:
-            tops[device] = ceiling(device, path)
         name = " ".join([row["kernel"], *(f"{k}={v}" for k, v in _constants(row, "constants").items())])
-        key = (row["run_path"], device, name, row["family"])
-        kernel = found.setdefault(key, Kernel(row["suite"] or key[0], device, name, row["family"]))
-        kernel.cases.append(_case(row, baselines.get(_place(row)), tops[device]))
+        key = (row["run_path"], _device(row), name, row["family"])
+        kernel = found.setdefault(key, Kernel(row["suite"] or key[0], key[1], name, row["family"]))
+        kernel.cases.append(case)
     return list(found.values())
+
+
+def cases(frame: pd.DataFrame, top: Callable[[str], Ceiling]) -> Iterator[tuple[dict[str, Any], Case]]:
+    """Every prefill and decode row, as a dictionary without what is null, and its diagnosis.
+
+    Parameters
+    ----------
+    frame : pandas.DataFrame
+        As `store.read_runs` gives it; a row's baseline is `standard` at its place in the same run.
+    top : callable
+        Device → its ceiling.
+    """
+    rows = [row for row in _plain(frame) if row["family"] in FAMILIES]
+    baselines = {_place(row): row for row in rows if _is_baseline(row)}
+    for row in rows:
+        yield row, _case(row, baselines.get(_place(row)), top(_device(row)))
 
 
 def ceiling(device: str, path: Path) -> Ceiling:
     """The best rates measured on the device by this run, by `ceilings` beside it, or in the recorded runs."""
     if found := ceilings.measured(device, path):
-        return Ceiling(found.read_gbps, found.best_tflops, "the ceiling measured on this device")
+        return Ceiling.measured(found)
     card = lookup(device)
     if card is None or card.arch == "cpu":
         return Ceiling()
@@ -144,6 +160,10 @@ def _plain(frame: pd.DataFrame) -> list[dict[str, Any]]:
         }
         for row in frame.to_dict("records")
     ]
+
+
+def _device(row: Mapping[str, Any]) -> str:
+    return str(row.get("device", "an unknown device"))
 
 
 def _constants(row: Mapping[str, Any], column: str) -> dict[str, Any]:
