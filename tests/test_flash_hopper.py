@@ -26,11 +26,13 @@ def test_tiles_and_rings(machine, randn, constants):
     run(machine, "flash_hopper", q, k, v, causal=True, constants=constants)
 
 
-@pytest.mark.parametrize(("d", "turns"), [(64, False), (64, True), (256, True)])
-def test_equal_bits_where_rings_go_round(cpu, randn, d, turns):
-    q, k, v = (cpu.upload(randn(1, length, 1, d)) for length in (140, 300, 300))
+@pytest.mark.parametrize(("d", "turns", "heads"), [(64, False, 1), (64, True, 1), (256, True, 1), (64, True, 5)])
+def test_equal_bits_where_rings_go_round(cpu, randn, d, turns, heads):
+    """With five heads there are more tiles than multiprocessors: blocks take pairs, the last of them half a one."""
+    q, k, v = (cpu.upload(randn(1, length, heads, d)) for length in (140, 300, 300))
     p = cuattn.plan_attention(q, k, v, causal=True, kernel="flash_hopper",
-                              constants={"block_n": 32, "turns": turns})
+                              constants={"block_m": 128, "block_n": 32, "turns": turns})
+    assert p.plan.launches[0].constants["PAIRS"] == (heads == 5)
     o, lse = p.outputs
     check_schedules(cpu, p.run, {"o": o, "lse": lse})
 
@@ -38,7 +40,7 @@ def test_equal_bits_where_rings_go_round(cpu, randn, d, turns):
 def test_every_stage_is_given_back_as_often_as_it_is_filled(cpu, randn):
     """Nothing is copied twice, nothing for a tile that no row sees, and each product is issued once."""
     q, k, v = (cpu.upload(randn(1, n, 1, 64)) for n in (192, 640, 640))
-    p = cuattn.plan_attention(q, k, v, kernel="flash_hopper", constants={"block_n": 64})
+    p = cuattn.plan_attention(q, k, v, kernel="flash_hopper", constants={"block_m": 192, "block_n": 64})
     with cpu.counting() as counted:
         p.run()
     assert counted.bytes_loaded == (192 + 2 * 640) * 128
@@ -50,8 +52,19 @@ def test_every_plan_fits(d, m, n, causal):
     launch, = ROWS["flash_hopper"].plan(AttentionShape(2, 4, 2, m, n, 8 * d, "bfloat16", causal), H200).launches
     assert launch.smem_bytes <= H200.smem_per_block
     block_m = launch.constants["BLOCK_M"]
-    turns = -(-m // block_m) * (4 if causal else 8)  # causal: a long tile and the short one that makes up for it
-    assert launch.grid[0] == min(H200.sms, turns) and launch.block == 2 * block_m + 128
+    tiles = -(-m // block_m) * 8
+    pairs = causal and tiles > H200.sms  # a long tile and the short one that makes up for it
+    assert launch.constants["PAIRS"] == pairs
+    assert launch.grid[0] == min(H200.sms, tiles // 2 if pairs else tiles) and launch.block == 2 * block_m + 128
+
+
+@pytest.mark.parametrize(("b", "m", "causal", "rows"), [
+    (1, 64, False, 128), (32, 384, False, 192), (32, 512, True, 128), (16, 8192, True, 192), (1, 192, True, 128),
+])
+def test_tiles_fit_the_queries(b, m, causal, rows):
+    """192 rows are faster a row; 128 where fewer go past the end or the diagonal, or where each gets a block."""
+    launch, = ROWS["flash_hopper"].plan(AttentionShape(b, 8, 8, m, m, 64, "bfloat16", causal), H200).launches
+    assert launch.constants["BLOCK_M"] == rows
 
 
 @pytest.mark.parametrize(("constants", "said"), [

@@ -30,16 +30,52 @@ def smem_bytes(d: int, block_m: int, block_n: int, stages: int, o_over_q: bool) 
     return round_up(row * ((1 if o_over_q else 2) * block_m + 2 * stages * block_n) + 8 * (2 * consumers + 4 * stages), ALIGNMENT)
 
 
-def _tiles(d: int) -> tuple[int, int]:
-    """(block_m, block_n): as many rows as a block's registers hold beside O, and keys as shared memory has."""
-    width = round_up(d, PANEL)
-    return {64: (192, 128), 128: (128, 128), 192: (128, 96), 256: (128, 80)}[width]
+# Rows and keys of a tile, by padded head dim: as many rows as a block's registers hold beside O, and keys as shared
+# memory has. The last number is how fast a row goes, against the first tile of that head dim.
+TILES = {
+    64: ((192, 128, 1.0), (128, 128, 0.87)),
+    128: ((128, 128, 1.0),),
+    192: ((128, 96, 1.0),),
+    256: ((128, 80, 1.0),),
+}
+
+
+def _deal(shape: AttentionShape, device, block_m: int) -> tuple[int, bool]:
+    """How many turns the blocks take, and whether each is two tiles of queries.
+
+    Two that make up for each other, under a causal mask; but none has to where every tile gets a block.
+    """
+    m_tiles, heads = ceil_div(shape.m, block_m), shape.b * shape.h
+    pairs = shape.causal and m_tiles * heads > device.sms
+    return m_tiles * (ceil_div(heads, 2) if pairs else heads), pairs
+
+
+def _time(shape: AttentionShape, device, block_m: int, block_n: int, rate: float) -> float:
+    """What the busiest block computes, in rows times tiles of keys of the first tile's rate.
+
+    Rows past the end, and scores beyond the diagonal, count like others: the fewer, the better a tile fits.
+    """
+    steps = [0]
+    for m0 in range(0, shape.m, block_m):
+        last = min(m0 + block_m, shape.m)
+        visible = min(last + shape.n - shape.m, shape.n) if shape.causal else shape.n
+        steps.append(ceil_div(max(visible, 0), block_n))
+    turns, pairs = _deal(shape, device, block_m)
+    alone = shape.causal and not pairs
+    share = max(steps) if alone else ceil_div(turns, device.sms) * sum(steps) * shape.b * shape.h / max(turns, 1)
+    return share * block_m / rate
+
+
+def _tiles(shape: AttentionShape, device) -> tuple[int, int]:
+    """The block_m and block_n with which a shape takes the least time."""
+    tiles = TILES[round_up(shape.d, PANEL)]
+    return min(tiles, key=lambda tile: _time(shape, device, *tile))[:2] if len(tiles) > 1 else tiles[0][:2]
 
 
 def plan(shape: AttentionShape, device, overrides=None) -> Plan:
-    """One launch; tiles by head dim alone."""
+    """One launch of as many blocks as there are multiprocessors, or tiles."""
     chosen = resolve(ROW.constants, overrides)
-    block_m, block_n = _tiles(shape.d)
+    block_m, block_n = _tiles(shape, device)
     block_m, block_n = chosen["block_m"] or block_m, chosen["block_n"] or block_n
     stages = chosen["stages"]
     if block_m not in (2 * WARPGROUP_ROWS, 3 * WARPGROUP_ROWS) or block_n % 16 or not 16 <= block_n <= 256 or stages < 1:
@@ -51,12 +87,12 @@ def plan(shape: AttentionShape, device, overrides=None) -> Plan:
         raise Unsupported(f"flash_hopper: {stages} stages of {block_n} keys and {block_m} queries at head dim "
                           f"{shape.d} need {smem} bytes of shared memory, {device.name} grants "
                           f"{device.smem_per_block}; choose smaller block_n or stages")
+    turns, pairs = _deal(shape, device, block_m)
     compiled = {
         "BLOCK_M": block_m, "BLOCK_N": block_n, "STAGES": stages, "HEAD_DIM": shape.d, "CAUSAL": shape.causal,
         "Element": shape.dtype, "SMEM_BYTES": smem, "TURNS": chosen["turns"], "O_OVER_Q": o_over_q,
+        "PAIRS": pairs,
     }
-    heads = shape.b * shape.h
-    turns = ceil_div(shape.m, block_m) * (ceil_div(heads, 2) if shape.causal else heads)
     grid = (min(turns, device.sms), 1, 1)
     rows = {"q": WARPGROUP_ROWS, "k": block_n, "v": block_n, "o": WARP_ROWS}
     maps = {name: TileMap(name, (1, of, 1, PANEL), SWIZZLE) for name, of in rows.items()}

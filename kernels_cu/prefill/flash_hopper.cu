@@ -42,9 +42,8 @@ static_assert(sizeof(Smem) == SMEM_BYTES, "the plan's shared memory must be this
 
 /// The i-th use of a ring: which stage, and the parity of its phase.
 struct Use {
-  int stage;
-  uint32_t parity;
-  METHOD explicit Use(int i) : stage(i % STAGES), parity(i / STAGES % 2) {}
+  uint32_t stage, parity;
+  METHOD explicit Use(uint32_t i) : stage(i % STAGES), parity(i / STAGES % 2) {}
 };
 
 struct Sizes {
@@ -66,8 +65,8 @@ struct Work {
 };
 
 /// Which tiles of queries a block takes: the blocks take turns, head after head, so that keys and values are
-/// still in the L2 cache. With a causal mask a turn is a long tile of one head and, second, the short one of
-/// the next that makes up for it.
+/// still in the L2 cache. With PAIRS, for causal masks, a turn is a long tile of one head and, second, the short
+/// one of the next that makes up for it.
 struct Schedule {
   const Sizes& size;
   int turn = blockIdx.x, taken = 0;
@@ -77,15 +76,15 @@ struct Schedule {
 
   METHOD int m_tiles() const { return ceil_div(size.M, BLOCK_M); }
   METHOD int heads() const { return size.B * size.H; }
-  METHOD bool over() const { return turn >= m_tiles() * (CAUSAL ? ceil_div(heads(), 2) : heads()); }
+  METHOD bool over() const { return turn >= m_tiles() * (PAIRS ? ceil_div(heads(), 2) : heads()); }
   METHOD Work work() const {
     const int head = turn / m_tiles(), at = turn % m_tiles();
-    if (!CAUSAL) return Work(head, at, size);
+    if (!PAIRS) return Work(head, at, size);
     return second ? Work(2 * head + 1, at, size) : Work(2 * head, m_tiles() - 1 - at, size);
   }
   METHOD void next() {
     ++taken;
-    second = CAUSAL && !second && 2 * (turn / m_tiles()) + 1 < heads();
+    second = PAIRS && !second && 2 * (turn / m_tiles()) + 1 < heads();
     if (!second) turn += gridDim.x;
   }
   METHOD bool last() const {
@@ -121,7 +120,7 @@ DEVICE void produce_queries(Smem& s, const TensorMap& q, Schedule schedule) {
 
 /// What another does: it copies keys and values.
 DEVICE void produce_keys(Smem& s, const TensorMap& k, const TensorMap& v, Schedule schedule) {
-  int used = 0;
+  uint32_t used = 0;
 #pragma unroll 1
   for (; !schedule.over(); schedule.next()) {
     const Work work = schedule.work();
@@ -181,19 +180,22 @@ struct Consumer {
   const Sizes& size;
   const Work work;
   const Turn turn;
-  const int used;  // tiles of keys before this work's first
+  const uint32_t used;  // tiles of keys before this work's first
   const float sigma2;
   WarpgroupAccumulator<WGMMA_ROWS, D_PAD> r_o;
   WarpgroupAccumulator<WGMMA_ROWS, BLOCK_N> r_s;
   WarpgroupFragments<WGMMA_ROWS, BLOCK_N> r_p;
   Softmax<MMA_M, true> softmax;
 
-  METHOD Consumer(Smem& s, const Sizes& size, Work work, Turn turn, int used, float sigma2)
+  METHOD Consumer(Smem& s, const Sizes& size, Work work, Turn turn, uint32_t used, float sigma2)
       : s(s), size(size), work(work), turn(turn), used(used), sigma2(sigma2) {}
+
+  /// Where tile i of keys lies; the warp knows as one, so that descriptors are made in uniform registers.
+  METHOD Use use_of(int i) const { return Use(warp_uniform(used + i)); }
 
   /// Starts S = Q Kᵀ of tile i.
   METHOD void start_scores(int i) {
-    const Use use(used + i);
+    const Use use = use_of(i);
     mbarrier_wait(s.k_full[use.stage], use.parity);
     wgmma_fence(r_s);
     wgmma_abt<Element>(r_s, s.q[turn.group], 0, s.k[use.stage], false);
@@ -201,7 +203,7 @@ struct Consumer {
   }
   /// Starts O += P V of tile i.
   METHOD void start_output(int i) {
-    const Use use(used + i);
+    const Use use = use_of(i);
     mbarrier_wait(s.v_full[use.stage], use.parity);
     wgmma_fence(r_o, r_p);
     wgmma_ab<Element>(r_o, r_p, s.v[use.stage], true);
@@ -212,7 +214,7 @@ struct Consumer {
   }
   METHOD void finish_output(int i) {
     wgmma_wait<0>(r_o, r_p);
-    release(s.v_empty[Use(used + i).stage]);
+    release(s.v_empty[use_of(i).stage]);
   }
   /// S of tile i and its softmax, of which no row sees all.
   METHOD void masked_step(int i, bool last) {
@@ -221,7 +223,7 @@ struct Consumer {
     start_scores(i);
     turn.pass(last);
     wgmma_wait<0>(r_s);
-    release(s.k_empty[Use(used + i).stage]);
+    release(s.k_empty[use_of(i).stage]);
     mask(i);
     softmax.update(r_s, r_o, sigma2);
     r_p.template round<Element>(r_s);
@@ -233,7 +235,7 @@ struct Consumer {
     start_output(i - 1);
     turn.pass(last);
     wgmma_wait<1>(r_s);
-    release(s.k_empty[Use(used + i).stage]);
+    release(s.k_empty[use_of(i).stage]);
     Rescale rescale;
     softmax.update(r_s, rescale, sigma2);
     finish_output(i - 1);
@@ -306,9 +308,9 @@ flash_hopper(const __grid_constant__ TensorMap q, const __grid_constant__ Tensor
     if (warp_id() == 1 && elect_one()) produce_queries(s, q, schedule);
   } else {
     setmaxnreg_inc<CONSUMER_REGISTERS>();
-    const Turn turn{warpgroup_id() - 1};
+    const Turn turn{warp_uniform(warpgroup_id() - 1)};
     const int group = turn.group;
-    int used = 0;
+    uint32_t used = 0;
     turn.begin();
 #pragma unroll 1
     for (; !schedule.over(); schedule.next()) {
