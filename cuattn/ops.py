@@ -14,11 +14,12 @@ import numpy as np
 from cuattn import compile as compiler
 from cuattn import contract, kernels
 from cuattn.binding import Binding, Planned, Repeat, remember, repeatable, repeats, signature
-from cuattn.kernels.base import GRID_LIMIT, AppendShape, AttentionShape, DecodeShape, Row
+from cuattn.kernels.base import GRID_LIMIT, AppendShape, AttentionShape, DecodeShape, Row, Unsupported
 from cuattn.kernels.paged import combine_arguments, combine_launch
 from cuattn.machine import Tensor
 
 HALF = ("float16", "bfloat16")
+PREFILL = "flash_hopper", "flash"  # what "auto" tries; the last one takes whatever the contract lets in
 
 
 def _key(plan, arrays: tuple, options: dict, constants, out) -> tuple | None:
@@ -49,6 +50,18 @@ def _run(plan, arrays: tuple, names, returns, options: dict, constants=None, out
 
 def _choose(kernel: str, family: str, default: str) -> Row:
     return kernels.find(default if kernel == "auto" else kernel, family)
+
+
+def _planned_by_first(names, binding: Binding, *what, **more) -> Planned:
+    """By the first of these kernels that is made for this GPU and takes the arrays; else by the last."""
+    *rows, last = (kernels.ROWS[name] for name in names)
+    for row in rows:
+        if binding.machine.device.arch in row.archs:
+            try:
+                return binding.planned(row, *what, **more)
+            except Unsupported:
+                pass
+    return binding.planned(last, *what, **more)
 
 
 def _check_features(row: Row, h: int, hkv: int, causal: bool = False) -> None:
@@ -96,10 +109,11 @@ def plan_attention(q, k, v, *, causal: bool = False, softmax_scale: float | None
     layout : {"bshd", "bhsd"}, optional
         "bhsd" is PyTorch's (B, H, N, D), taken without a copy; "bshd" where nothing is said.
     kernel : str
-        A prefill kernel's name, or "auto".
+        A prefill kernel's name. "auto" is flash_hopper on sm_90a where its copies reach the arrays (all strides
+        positive multiples of 16 bytes), else flash.
     constants : dict, optional
-        Tunables of that kernel (see its row). Without any, those that `tune` found on this device, or the
-        plan's own choice.
+        Tunables of that kernel (see its row), of flash with "auto". Without any, those that `tune` found on this
+        device, or the plan's own choice.
     out : array, [B, M, H, D], optional
         Where O goes, in `layout`.
 
@@ -115,7 +129,7 @@ def plan_attention(q, k, v, *, causal: bool = False, softmax_scale: float | None
         One sentence each.
     """
     _check_options(causal, constants, kernel)
-    row = _choose(kernel, "prefill", "flash")
+    row = _choose(kernel, "prefill", PREFILL[-1])
     for name, x in (("q", q), ("k", k), ("v", v)):
         contract.rank(name, x, "B, M, H, D" if name == "q" else "B, N, HKV, D")
     layout = contract.layout(layout, q.shape, k.shape)
@@ -144,7 +158,8 @@ def plan_attention(q, k, v, *, causal: bool = False, softmax_scale: float | None
     lse = binding.output("lse", (b, h, m), "float32")
     shape = AttentionShape(b, h, hkv, m, n, d, tq.dtype, bool(causal))
     scalars = {"softmax_scale": contract.scale(softmax_scale, d)}
-    return binding.planned(row, shape, constants, (o, lse), scalars)
+    names = PREFILL if kernel == "auto" and not constants else (row.name,)
+    return _planned_by_first(names, binding, shape, constants, (o, lse), scalars)
 
 
 def attention(q, k, v, *, causal: bool = False, softmax_scale: float | None = None, layout: str | None = None,

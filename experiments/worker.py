@@ -76,10 +76,18 @@ def serve(
         tell(pipe, "unavailable", f"{' '.join(str(error).split()) or type(error).__name__}")
         return
     tell(pipe, "ready", device_of(machine))
+    sys.unraisablehook = unraisable
     limits = Repeat(**repeat)
     while (params := receive(pipe)) is not None:
         attempt, what = (run_pair, params["pair"]) if "pair" in params else (run_case, params)
         tell(pipe, "row", attempt(machine, what, limits, kernels, lambda name: tell(pipe, "phase", name)))
+
+
+def unraisable(what) -> None:
+    """Keeps quiet where CuPy cannot free something: once a kernel has failed no destructor succeeds, and the row
+    says why."""
+    if not type(what.exc_value).__module__.startswith("cupy"):
+        sys.__unraisablehook__(what)
 
 
 def device_of(machine) -> dict[str, Any]:

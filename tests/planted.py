@@ -139,7 +139,7 @@ def finished(*words, code: int = 0, seconds: float = 120) -> str:
     process = command(*words)
     out, err = process.communicate(timeout=seconds)
     assert process.returncode == code, out + err
-    assert "Traceback" not in out + err
+    assert "Traceback" not in out + err, out + err
     return out + err
 
 

@@ -3,12 +3,13 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 
 import pytest
 from planted import AFTER, SUITE, asleep, command, finished, lines, plant, suite_file, wait_for, warm
 from test_experiments_case import PREFILL, QUICK, PlayedGpu
 
-from experiments import case, environment, runner, store
+from experiments import case, environment, runner, store, worker
 from experiments.catalog import PEERS, catalog
 from experiments.schema import PERFORMANCE
 
@@ -117,6 +118,20 @@ n = [20, 21, 22, 23, 24]
     assert sorted(p.name for p in run.glob("journal-*")) == names
     assert sorted((run / name).read_bytes().count(b"\n") for name in names)[0] >= 1
     assert "Nothing is missing" in finished("resume", run, code=1)
+
+
+@pytest.mark.parametrize("module, told", [("cupy_backends.cuda.api.driver", False), ("builtins", True)])
+def test_a_dead_context_says_nothing_when_it_is_taken_down(capsys, monkeypatch, module, told):
+    """What fails to be freed behind a kernel that has failed is no news, and would be a traceback on the screen."""
+    error = type("CUDADriverError", (RuntimeError,), {"__module__": module})
+
+    class Module:
+        def __del__(self):
+            raise error("illegal address")
+
+    monkeypatch.setattr(sys, "unraisablehook", worker.unraisable)
+    Module()
+    assert ("illegal address" in capsys.readouterr().err) == told
 
 
 GPU_SUITE = (

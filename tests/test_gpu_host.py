@@ -100,7 +100,7 @@ def test_each_call_passes_its_own_addresses(launches):
     """The second call of a signature plans nothing and sets addresses."""
     for _ in range(3):
         q, k, v = qkv()
-        o, lse = cuattn.attention(q, k, v, return_lse=True)
+        o, lse = cuattn.attention(q, k, v, kernel="flash", return_lse=True)
         assert [address(a) for a in launches[-1][:5]] == [x.data.ptr for x in (q, k, v, o, lse)]
         assert (o.shape, o.dtype.name) == ((1, 130, 8, 64), "bfloat16")
         assert (lse.shape, lse.dtype.name) == ((1, 8, 130), "float32")
@@ -152,8 +152,31 @@ def test_a_launch_with_an_array_of_its_own_making_is_not_repeated(launches, monk
         return arguments(shape, plan, {**t, "q": q})
 
     monkeypatch.setitem(row.__dict__, "arguments", derived)
-    cuattn.attention(*qkv())
+    cuattn.attention(*qkv(), kernel="flash")
     assert not binding.repeats
+
+
+@pytest.mark.parametrize(("card", "change", "options", "kernel"), [
+    ("H200", None, {}, "flash_hopper"),
+    ("H200", "repeated", {}, "flash"),
+    ("H200", None, {"constants": {"warps": 8}}, "flash"),
+    ("H200", None, {"kernel": "flash"}, "flash"),
+    ("A100-80", None, {}, "flash"),
+])
+def test_auto_is_the_fastest_that_takes_the_arrays(launches, card, change, options, kernel):
+    """The copies of flash_hopper step by strides that are positive; its first argument is a map of 128 bytes."""
+    machines._open["gpu"].device = CARDS[card]
+    q, k, v = qkv()
+    if change == "repeated":  # one row of keys, seen 200 times
+        k.strides = (0, 0, *k.strides[2:])
+    assert cuattn.plan_attention(q, k, v, **options).row.name == kernel
+    for _ in range(2):
+        cuattn.attention(q, k, v, **options)
+        assert len(launches[-1][0]) == (128 if kernel == "flash_hopper" else len(launches[-1][1]))
+
+
+def test_auto_on_the_cpu_machine_is_flash():
+    assert cuattn.plan_attention(*(np.ones((1, 16, 1, 64), "float16") for _ in range(3))).row.name == "flash"
 
 
 def test_results_come_in_the_callers_kind(launches):
