@@ -6,15 +6,19 @@ from math import prod
 
 import numpy as np
 import pytest
-from simt_launch import KERNELS
+from simt_launch import KERNELS, line_of
 
 from cuattn.compile import build
 
+SHAPES = {2: (37, 208), 3: (5, 19, 144), 4: (3, 11, 4, 96), 5: (2, 3, 9, 3, 80)}  # of the memory
+BOXES = {2: (16,), 3: (3, 8), 4: (2, 5, 3), 5: (1, 2, 3, 2)}  # and the row
+SMEM = 65536 + 1024  # of load_tile, store_tile and copy_bytes
 SCHEDULES = [
     {"order": order, "seed": seed, "async_copies": copies}
     for (order, seed), copies in product([("forward", 0), ("reverse", 0), ("shuffle", 1), ("shuffle", 2)],
                                          ("late", "eager"))
 ] + [{"order": "shuffle", "seed": 3, "resident": 4}]
+LOADED, STORED = line_of("bulk.cu", "load_at(s.byte, map, rank"), line_of("bulk.cu", "store_at(map, rank")
 
 
 def line_marks(*marks: str) -> list[int]:
@@ -38,6 +42,34 @@ def run(machine, entry: str, grid, block: int, smem: int, args: dict, cluster: i
               if hasattr(v, "reshape") and v.ndim else v) for name, v in args.items()]
     machine.launch(built, grid, block, smem, bound, cluster)
     machine.synchronize()
+
+
+def numbers(rng, shape, dtype) -> np.ndarray:
+    """Random bits, none of them a NaN that a copy through floats might change."""
+    size = np.dtype(dtype).itemsize
+    return rng.integers(0, 200, (*shape[:-1], shape[-1] * size)).astype(np.uint8).view(dtype)
+
+
+def tile_of_bytes(rng, box, itemsize: int) -> np.ndarray:
+    """Random contents of a tile, (n, 16) uint8."""
+    return rng.integers(0, 200, (int(np.prod(box)) * itemsize // 16, 16)).astype(np.uint8)
+
+
+def load_tile(machine, mapped, at) -> np.ndarray:
+    """The tile at `at` (in the array's order) as a load leaves it in shared memory, (n, 16) uint8."""
+    out = machine.empty((mapped.tile_bytes // 16, 16), np.uint8)
+    run(machine, "load_tile", 1, 128, SMEM, {**_tile(mapped, at), "g_out": out})
+    return machine.download(out)
+
+
+def store_tile(machine, mapped, at, shared: np.ndarray) -> None:
+    """Stores the tile whose bytes lie in shared memory as `shared`, (n, 16) uint8."""
+    run(machine, "store_tile", 1, 128, SMEM, {**_tile(mapped, at), "g_in": machine.upload(shared)})
+
+
+def _tile(mapped, at) -> dict:
+    coordinates = dict(zip(("x0", "x1", "x2", "x3", "x4"), [*at[::-1], 0, 0, 0]))
+    return {"map": mapped, "rank": mapped.rank, **coordinates, "bytes": mapped.tile_bytes}
 
 
 def places(bytes_: int, row: int, swizzle: int) -> np.ndarray:

@@ -6,7 +6,22 @@ import re
 import ml_dtypes
 import numpy as np
 import pytest
-from bulk_model import SCHEDULES, in_shared, line_marks, requested, run, stored
+from bulk_model import (
+    BOXES,
+    LOADED,
+    SCHEDULES,
+    SHAPES,
+    SMEM,
+    in_shared,
+    line_marks,
+    load_tile,
+    numbers,
+    requested,
+    run,
+    store_tile,
+    stored,
+    tile_of_bytes,
+)
 from simt_launch import KERNELS
 
 from cuattn import tensor_map
@@ -14,9 +29,6 @@ from cuattn.compile import build
 from cuattn.cpu import CpuMachine, check_schedules
 from cuattn.machine import DeviceError, RaceError
 
-SMEM = 65536 + 1024
-SHAPES = {2: (37, 208), 3: (5, 19, 144), 4: (3, 11, 4, 96), 5: (2, 3, 9, 3, 80)}  # of the memory
-BOXES = {2: (16,), 3: (3, 8), 4: (2, 5, 3), 5: (1, 2, 3, 2)}  # and the row
 TYPES = (np.dtype(np.uint16), np.dtype(ml_dtypes.bfloat16), np.dtype(np.float32), np.dtype(np.uint8))
 
 
@@ -28,30 +40,28 @@ def own():
     made.close()
 
 
-def numbers(rng, shape, dtype) -> np.ndarray:
-    """Random bits, none of them a NaN that a copy through floats might change."""
-    size = np.dtype(dtype).itemsize
-    return rng.integers(0, 200, (*shape[:-1], shape[-1] * size)).astype(np.uint8).view(dtype)
+def on_16_bytes(at, itemsize: int) -> tuple[int, ...]:
+    """A place, moved down to where a tile may begin: the innermost coordinate on a multiple of 16 bytes."""
+    return (*at[:-1], at[-1] - at[-1] % (16 // itemsize))
 
 
 def corners(shape, box, rng) -> list[tuple[int, ...]]:
-    """Places of tiles, in the array's order: the first, past each edge on either side, and anywhere."""
+    """Places of tiles, in the array's order: the first, outside, across each edge, anywhere."""
     before = tuple(-(n // 2) for n in box)
-    behind = tuple(size - n // 2 - 1 for size, n in zip(shape, box))
     anywhere = tuple(int(rng.integers(-n, size)) for size, n in zip(shape, box))
-    return [(0,) * len(shape), before, behind, anywhere, tuple(size + 3 for size in shape)]
+    behind = (*(size - n // 2 - 1 for size, n in zip(shape[:-1], box)), shape[-1] - box[-1] // 2)
+    return [(0,) * len(shape), tuple(size + 3 for size in shape), before, anywhere, behind]
 
 
-def cases(rank: int, swizzle: int, rng):
-    """(memory, box, place) for a rank and a swizzle; the array is the memory but for 3 columns."""
+def cases(rank: int, swizzle: int, rng, cut: int):
+    """(memory, box, place) for a rank and a swizzle; the array is the memory but for `cut` columns."""
     for i, dtype in enumerate(TYPES):
         shape = SHAPES[rank]
-        row = (swizzle or 96) // dtype.itemsize
-        box = (*BOXES[rank], row)
-        places = corners((*shape[:-1], shape[-1] - 3), box, rng)
+        box = (*BOXES[rank], (swizzle or 96) // dtype.itemsize)
+        places = corners((*shape[:-1], shape[-1] - cut), box, rng)
         array = numbers(rng, shape, dtype)
-        for at in places[i:] if i else places:
-            yield array, box, at
+        for at in places[i:]:
+            yield array, box, on_16_bytes(at, dtype.itemsize)
 
 
 # ---- both machines
@@ -60,17 +70,15 @@ def cases(rank: int, swizzle: int, rng):
 @pytest.mark.parametrize("swizzle", tensor_map.SWIZZLES)
 @pytest.mark.parametrize("rank", SHAPES)
 def test_prim_loads(machine, rng, rank, swizzle):
-    for memory, box, at in cases(rank, swizzle, rng):
+    """Also of arrays that end within 16 bytes."""
+    for memory, box, at in cases(rank, swizzle, rng, cut=3):
         array = memory[..., :-3]
         expected = in_shared(array, at, box, swizzle)
-        source, out = machine.upload(memory)[..., :-3], machine.empty(expected.shape, np.uint8)
-        mapped = machine.tensor_map(source, box, swizzle)
+        mapped = machine.tensor_map(machine.upload(memory)[..., :-3], box, swizzle)
         assert mapped.tile_bytes == expected.size
-        coordinates = dict(zip(("x0", "x1", "x2", "x3", "x4"), [*at[::-1], 0, 0, 0]))
         with machine.counting() as counted:
-            run(machine, "load_tile", 1, 128, SMEM,
-                {"map": mapped, "rank": rank, **coordinates, "bytes": expected.size, "g_out": out})
-        np.testing.assert_array_equal(machine.download(out), expected, err_msg=f"{array.dtype} {box} at {at}")
+            loaded = load_tile(machine, mapped, at)
+        np.testing.assert_array_equal(loaded, expected, err_msg=f"{array.dtype} {box} at {at}")
         if counted:
             wanted = requested(array, at, box)
             assert (counted.bytes_loaded, counted.bytes_async) == (wanted, wanted)
@@ -79,19 +87,15 @@ def test_prim_loads(machine, rng, rank, swizzle):
 @pytest.mark.parametrize("swizzle", tensor_map.SWIZZLES)
 @pytest.mark.parametrize("rank", SHAPES)
 def test_prim_stores(machine, rng, rank, swizzle):
-    for memory, box, at in cases(rank, swizzle, rng):
-        array = memory[..., :-3]
-        size = int(np.prod(box)) * array.itemsize
-        shared = rng.integers(0, 200, (size // 16, 16)).astype(np.uint8)
+    """Past the end of every dimension; never before its begin, where hardware stores nothing."""
+    for memory, box, at in cases(rank, swizzle, rng, cut=16):
+        array, at = memory[..., :-16], tuple(map(abs, at))
+        shared = tile_of_bytes(rng, box, array.itemsize)
         whole = machine.upload(memory)
-        target = whole[..., :-3]
-        coordinates = dict(zip(("x0", "x1", "x2", "x3", "x4"), [*at[::-1], 0, 0, 0]))
         with machine.counting() as counted:
-            run(machine, "store_tile", 1, 128, SMEM,
-                {"map": machine.tensor_map(target, box, swizzle), "rank": rank, **coordinates, "bytes": size,
-                 "g_in": machine.upload(shared)})
+            store_tile(machine, machine.tensor_map(whole[..., :-16], box, swizzle), at, shared)
         expected = memory.copy()
-        expected[..., :-3] = stored(array, shared, at, box, swizzle)
+        expected[..., :-16] = stored(array, shared, at, box, swizzle)
         np.testing.assert_array_equal(machine.download(whole).view(np.uint8), expected.view(np.uint8),
                                       err_msg=f"{array.dtype} {box} at {at}")
         if counted:
@@ -101,13 +105,10 @@ def test_prim_stores(machine, rng, rank, swizzle):
 def test_prim_arrays_of_any_strides(machine, rng):
     """Transposed, sliced, and with dimensions of one element."""
     whole = machine.upload(numbers(rng, (6, 40, 5, 64), np.uint16))
+    at, box = (0, 1, 0, -8), (1, 3, 4, 64)
     for array in (whole.transpose(0, 2, 1, 3), whole[1:5:2, 3:31], whole[:1, :, :1], whole[..., 8:48]):
-        expected = in_shared(machine.download(array), (0, 1, 0, -8), (1, 3, 4, 64), 128)
-        out = machine.empty(expected.shape, np.uint8)
-        run(machine, "load_tile", 1, 128, SMEM,
-            {"map": machine.tensor_map(array, (1, 3, 4, 64), 128), "rank": 4, "x0": -8, "x1": 0, "x2": 1,
-             "x3": 0, "x4": 0, "bytes": expected.size, "g_out": out})
-        np.testing.assert_array_equal(machine.download(out), expected)
+        loaded = load_tile(machine, machine.tensor_map(array, box, 128), at)
+        np.testing.assert_array_equal(loaded, in_shared(machine.download(array), at, box, 128))
 
 
 @pytest.mark.parametrize("size", [16, 4096, 65536])
@@ -247,8 +248,6 @@ def test_misuse_of_copies(own, rng):
     x = own.upload(rng.integers(0, 9, (40, 64)).astype(np.uint16))
     out = own.empty((512, 16), np.uint8)
     args = {"rank": 2, "x0": 0, "x1": 0, "x2": 0, "x3": 0, "x4": 0, "bytes": 1024, "g_out": out}
-    line = next(i for i, text in enumerate((KERNELS / "bulk.cu").read_text().splitlines(), 1)
-                if "load_at(s.byte, map, rank" in text)
     for mapped, changes, text in (
         (own.tensor_map(x, (8, 64)), {"rank": 3}, "a bulk copy by 3 coordinates, but its tensor map has 2"),
         (own.tensor_map(own.empty((0, 64), np.uint16), (8, 64)), {}, "a bulk copy of a tile of an empty"),
@@ -256,7 +255,7 @@ def test_misuse_of_copies(own, rng):
         with pytest.raises(DeviceError) as caught:
             run(own, "load_tile", 1, 128, SMEM, {"map": mapped, **args, **changes})
         assert text in str(caught.value)
-        assert str(caught.value).endswith(f"thread (0,0,0) of block (0,0,0) at bulk.cu:{line}")
+        assert str(caught.value).endswith(f"thread (0,0,0) of block (0,0,0) at bulk.cu:{LOADED}")
     with pytest.raises(DeviceError, match="a bulk copy of 24 bytes, 0 past a multiple of 16 in global mem"):
         run(own, "copy_bytes", 1, 128, SMEM, {"g_in": x, "g_out": out, "bytes": 24})
     with pytest.raises(DeviceError, match="read of 8192 bytes at byte 0 of g_in, which has 5120"):
