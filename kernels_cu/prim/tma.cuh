@@ -6,6 +6,13 @@
 // in the array's bounds or not. A store belongs to a group of its thread, as a cp.async does. Coordinates
 // come innermost dimension first; a tile in shared memory begins on a multiple of 128 bytes, a swizzled one
 // that another reads by its pattern on a multiple of eight rows.
+//
+// Where a tile may lie, as seen on an H200 (the CPU machine reports what breaks a rule):
+//   innermost coordinate  a multiple of 16 bytes, in loads and stores; else an illegal instruction
+//   before the array      loads only; a store with a negative coordinate is an illegal instruction
+//   past its end          loads and stores, in every dimension. But a store writes whole 16 bytes: where the
+//                         array's rows are no multiple of 16 bytes, a tile across their end overwrites up to
+//                         15 bytes of what follows; a load is right there
 #pragma once
 #include "prim/mbarrier.cuh"
 #include "prim/proxy.cuh"
@@ -78,8 +85,9 @@ template <int RANK> DEVICE void tma_load_multicast(void* s_to, const TensorMap& 
 #endif
 }
 
-/// Starts to store a tile; what lies beyond the array is not written. Plain writes to the tile come before a
-/// fence_proxy_async and a barrier. PTX cp.async.bulk.tensor, to global memory.
+/// Starts to store a tile; what lies beyond the array, whose rows are a multiple of 16 bytes, is not written.
+/// Plain writes to the tile come before a fence_proxy_async and a barrier. PTX cp.async.bulk.tensor, to
+/// global memory.
 template <int RANK>
 DEVICE void tma_store(const TensorMap& map, const int (&at)[RANK], const void* s_from SITE) {
   static_assert(RANK >= 2 && RANK <= 5, "tensor maps have 2 to 5 dimensions");

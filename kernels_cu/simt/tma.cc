@@ -17,6 +17,37 @@ static SIMT_COLD uint32_t check_global(const BulkCopy& copy, Touch touch, uint64
   return requested;
 }
 
+/// Refuses a tile that begins where the copy engine takes none.
+static SIMT_COLD void check_start(const BulkCopy& copy) {
+  int size = copy.map.itemsize, step = 16 / size;
+  if (copy.at[0] % step)
+    fail(copy.site,
+         "a bulk copy of a tile whose coordinate 0, the innermost, is %d: expected a multiple of %d, which "
+         "is 16 bytes in elements of %d; hardware ends in an illegal instruction",
+         copy.at[0], step, size);
+}
+
+/// Refuses a tile that the copy engine does not store, or of which it would write more than the array has.
+static SIMT_COLD void check_stored_tile(const BulkCopy& copy) {
+  const TensorMap& map = copy.map;
+  bool inside = true;
+  for (int i = 0; i < map.rank; ++i) {
+    if (copy.at[i] < 0)
+      fail(copy.site,
+           "a bulk store of a tile whose coordinate %d, 0 being the innermost, is %d: expected 0 or more, "
+           "since only loads may begin before the array; hardware ends in an illegal instruction",
+           i, copy.at[i]);
+    inside = inside && uint32_t(copy.at[i]) < map.size[i];
+  }
+  uint64_t row = uint64_t(map.size[0]) * map.itemsize, part = row % 16;
+  if (inside && part && uint32_t(copy.at[0]) + map.box[0] > map.size[0])
+    fail(copy.site,
+         "a bulk store of a tile would overwrite %d bytes past the array's last column, since hardware "
+         "writes whole 16 bytes: expected rows of a multiple of 16 bytes where a tile crosses their end, got "
+         "%llu bytes (%u elements)",
+         int(16 - part), static_cast<unsigned long long>(row), map.size[0]);
+}
+
 BulkCopy describe_tile(const TensorMap& map, const int* at, int rank, const void* shared,
                                  Site site) {
   if (!map.rank) fail(site, "a bulk copy of a tile of an empty array");
@@ -28,6 +59,7 @@ BulkCopy describe_tile(const TensorMap& map, const int* at, int rank, const void
                 .thread = clock_number(),
                 .site = site};
   for (int i = 0; i < rank; ++i) copy.at[i] = at[i];
+  check_start(copy);
   return copy;
 }
 
@@ -78,6 +110,7 @@ void start_load(BulkCopy copy, const void* s_to, const void* s_bar, uint32_t ran
 
 void start_store(BulkCopy copy, const void* s_from) {
   Site site = copy.site;
+  check_stored_tile(copy);
   translate_shared(s_from, copy.bytes, copy.map.rank ? 128 : 16, Touch::bulk_read, site);
   uint64_t sectors = 0;
   uint32_t requested = check_global(copy, Touch::write, sectors);
