@@ -16,9 +16,9 @@ def plan_probe(machine: Machine, kernel: str, *, bytes: int = 0, flops: int = 0,
     Parameters
     ----------
     machine : Machine
-    kernel : {"read", "copy", "mma", "empty"}
+    kernel : {"read", "words", "copy", "mma", "empty"}
     bytes : int
-        For read and copy: bytes read, rounded down to whole 16-byte words.
+        For read, words and copy: bytes read, rounded down to whole 16-byte words.
     flops : int
         For mma: at least so many.
     """

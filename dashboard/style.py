@@ -38,6 +38,7 @@ KERNELS = {
     "append": (OLIVE, "square"),
     "copy": (SLATE, "square"),
     "read": (SKY, "circle"),
+    "words": (PURPLE, "square"),
     "mma": (OLIVE, "circle"),
     "empty": (SLATE, "circle"),
 }
@@ -54,6 +55,7 @@ OWN = (
     "append",
     "copy",
     "read",
+    "words",
     "mma",
     "empty",
 )

@@ -27,7 +27,7 @@ from cuattn.paths import KERNELS
 ARCHS = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_120"]
 REWRITTEN = re.compile(r"C75\d\d")  # ptxas serialises products, or ignores setmaxnreg
 LOCAL = re.compile(r"[1-9]\d* bytes stack frame")
-PROBES = dict(THREADS=256, UNROLL=8, Element="bfloat16")
+PROBES = dict(THREADS=256, UNROLL=8, WIDTH=16, Element="bfloat16")
 
 
 def shapes(row, arch):

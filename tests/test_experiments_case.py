@@ -138,6 +138,7 @@ def run(machine, params, repeat=QUICK, **phases):
         DECODE,
         APPEND,
         PROBE,
+        {**PROBE, "kernel": "words", "constants": '{"width": 2}'},
         {**PROBE, "kernel": "copy"},
         {**PROBE, "kernel": "mma", "flops": 10**6},
         {**PROBE, "kernel": "empty"},

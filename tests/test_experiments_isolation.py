@@ -146,7 +146,7 @@ b = 3
 n = [1, 700]
 mode = ["launch", "graph"]
 [gpu.probes]
-kernels = ["read", "copy", "mma", "empty"]
+kernels = ["read", "words", "copy", "mma", "empty"]
 bytes = 1048576
 flops = 1000000000
 mode = ["launch", "graph"]
@@ -192,8 +192,8 @@ def test_on_a_gpu_rows_are_timed_and_a_fault_harms_nobody_else(tmp_path):
         rows = frame[frame.kernel == name]
         assert len(rows) and set(rows.status) == {status}, rows[["status", "error"]].values
         assert rows.measured_time_us.isna().all()
-    ours = frame[frame.kernel.isin(["flash", "paged", "read", "copy", "mma", "empty"])]
-    assert len(ours) == 1 + 4 + 8
+    ours = frame[frame.kernel.isin(["flash", "paged", "read", "words", "copy", "mma", "empty"])]
+    assert len(ours) == 1 + 4 + 10
     assert set(ours.status) <= {"ok", "throttled"}, ours[["kernel", "status", "error"]].values
     assert (ours.measured_time_us > 0).all() and ours.measured_samples_us.notna().all()
     assert (ours.measured_peak_pool_bytes >= ours.modelled_peak_bytes).all() and ours.registers.notna().all()

@@ -51,7 +51,7 @@ def test_every_plan_refuses_constants_of_another_kind(name):
 
 
 def test_probes_take_their_rows_dtypes_and_whole_warps():
-    for name in ("read", "copy", "mma", "empty"):
+    for name in ("read", "words", "copy", "mma", "empty"):
         with pytest.raises(Unsupported, match="expected dtype float16 or bfloat16, got float32; choose one"):
             ROWS[name].plan(ProbeShape(1024, 1024, "float32"), CARD)
         for threads in (16, 48, 2048):
