@@ -70,6 +70,13 @@ def _variant(kernel: str, constants: str) -> str:
     return " ".join([kernel, *(f"{name}={value}" for name, value in sorted(chosen.items()))])
 
 
+def by_constants(frame: pd.DataFrame) -> pd.DataFrame:
+    """Rows of one kernel that also name their constants where they name their shape, ascending by both."""
+    given = frame["constants"].map(lambda text: tuple(json.loads(text or "{}").values()))
+    frame = frame.assign(given=given).sort_values(["bytes", "given"]).drop(columns="given")
+    return frame.assign(shape=frame["shape"] + " · " + frame["variant"].str.partition(" ")[2])
+
+
 def _heads(h: float, hkv: float, d: float) -> str:
     return "" if not np.isfinite(h) else f"{count(h)}/{count(hkv)} heads · D{count(d)}"
 

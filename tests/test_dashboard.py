@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import dashboard_rows as made
 import pytest
-from dashboard_pages import APP, opener, words
+from dashboard_pages import APP, opener, specs, words
 
 from dashboard import data
 from experiments import store
@@ -71,6 +72,21 @@ def test_decode_page_shows_pages_order_and_ragged_batches(open_page, recorded):
         "Time with shuffled pages ÷ time with sorted pages",
         "What the device can move, GB/s, over bytes moved at once",
     ]
+
+
+def test_decode_page_shows_each_width_of_a_load_in_a_row(open_page, tmp_path):
+    layout = made.Maker("layout-1", "layout")
+    loads = [
+        layout.row(family="probe", kernel="words", bytes=size, modelled_bytes_loaded=size,
+                   constants=f'{{"width": {width}}}', time_us=size / width / 3e5)
+        for size in (2**30, 2**26) for width in (16, 2, 8, 4)
+    ]
+    app = open_page("decode", runs=made.write(tmp_path / "runs", {**made.h200_rows(), "layout": loads}))
+    assert words(app)[-2:] == ["What the device can move, GB/s, over bytes moved at once",
+                               "Equal bytes by bytes a load, GB/s"]
+    moved, widths = map(json.dumps, specs(app)[-2:])
+    rows = [f"{size} · width={width}" for size in ("67.1 MB", "1.07 GB") for width in (2, 4, 8, 16)]
+    assert json.dumps(rows) in widths and "width=" not in moved
 
 
 def test_a_recorded_run_says_so_where_an_own_run_has_its_name(open_page, recorded):

@@ -143,8 +143,19 @@ def test_claim_9_scores_by_columns():
         return [row(kernel, us, {**given, "layout": layout}, **moved) for kernel, given in both
                 for layout, us in (("column", column), ("row", by_row))]
 
-    assert verdicts(9, rungs(200, 100)) == [CONFIRMED] * 3
-    assert verdicts(9, rungs(100, 100)) == [REFUTED] * 3
+    assert verdicts(9, rungs(200, 100)) == [CONFIRMED] * 3 + [OPEN]
+    assert verdicts(9, rungs(100, 100)) == [REFUTED] * 3 + [OPEN]
+
+
+def test_claim_9_narrow_loads_at_equal_bytes():
+    def loads(narrow: float) -> list[dict]:
+        return [row("words", us * size / 2**26, {"width": width}, family="probe", bytes=size)
+                for size in (2**26, 2**30) for width, us in ((2, narrow), (8, 110), (16, 100))]
+
+    assert verdicts(9, loads(200))[3] == CONFIRMED and verdicts(9, loads(100))[3] == REFUTED
+    found = finding(9, loads(200))
+    assert [case.value for case in found.parts[3].cases] == [2, 2] and found.verdict == OPEN
+    assert ["67.1 MB" in case.label for case in found.parts[3].cases] == [True, False]
 
 
 def test_claim_15_launches():

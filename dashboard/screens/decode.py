@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from dashboard import charts, charts_decode, charts_order, charts_runs, data, rows, views
+from dashboard import charts, charts_decode, charts_order, charts_runs, data, labels, rows, views
 
 RATES = {"Time, µs": "measured_time_us", "Achieved GB/s": "gbps"}
 
@@ -95,11 +95,17 @@ def real_lengths(ragged, rate: str) -> None:
 
 def probes(frame) -> None:
     """What the floor is made of, and the write side."""
-    reads = frame[(frame["family"] == "probe") & (frame["machine"] == "gpu")]
+    measured = frame[(frame["family"] == "probe") & (frame["machine"] == "gpu")]
+    loads = measured[measured["kernel"] == "words"]
+    reads = measured.drop(loads.index)
     if len(reads):
         st.header("Where the floor comes from")
         chart = charts.over_bytes(reads)
         views.show(chart, reads, "ceilings", "No probe has moved bytes; the table has the others.")
+    if len(loads):
+        st.header("Wide and narrow loads")
+        chart = charts.dots(labels.by_constants(loads), "gbps", "Equal bytes by bytes a load, GB/s")
+        views.show(chart, loads, "loads", "No width of a load has been timed on this device in these runs.")
     writes = frame[(frame["family"] == "cache") & (frame["machine"] == "gpu")]
     if len(writes):
         st.header("Writing the cache")

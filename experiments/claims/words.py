@@ -84,6 +84,8 @@ def label_of(row: Row, but: Iterable[str] = (), kernels: Iterable[str] = ()) -> 
     parts.append((get("page_order") or "") if "page_order" not in but else "")
     if get("key_order") and "key_order" not in but:
         parts.append(f"keys {get('key_order')}")
+    if get("bytes"):
+        parts.append(shown(get("bytes") / 1e6, "MB"))
     name = row.words if len(set(kernels)) < 2 else ""
     return " · ".join(filter(None, [row.device, name, " ".join(filter(None, parts))]))
 
