@@ -76,18 +76,26 @@ def serve(
         tell(pipe, "unavailable", f"{' '.join(str(error).split()) or type(error).__name__}")
         return
     tell(pipe, "ready", device_of(machine))
-    sys.unraisablehook = unraisable
+    hush_destructors()
     limits = Repeat(**repeat)
     while (params := receive(pipe)) is not None:
         attempt, what = (run_pair, params["pair"]) if "pair" in params else (run_case, params)
         tell(pipe, "row", attempt(machine, what, limits, kernels, lambda name: tell(pipe, "phase", name)))
 
 
-def unraisable(what) -> None:
+def hush_destructors() -> None:
     """Keeps quiet where CuPy cannot free something: once a kernel has failed no destructor succeeds, and the row
-    says why."""
-    if not type(what.exc_value).__module__.startswith("cupy"):
-        sys.__unraisablehook__(what)
+    says why. Cython tells some of it to one hook, some to the other; neither gets anything else here."""
+
+    def quiet(hook, error_of):
+        def told(*what) -> None:
+            if not type(error_of(*what)).__module__.startswith("cupy"):
+                hook(*what)
+
+        return told
+
+    sys.unraisablehook = quiet(sys.unraisablehook, lambda what: what.exc_value)
+    sys.excepthook = quiet(sys.excepthook, lambda kind, error, trace: error)
 
 
 def device_of(machine) -> dict[str, Any]:

@@ -120,17 +120,24 @@ n = [20, 21, 22, 23, 24]
     assert "Nothing is missing" in finished("resume", run, code=1)
 
 
+@pytest.mark.parametrize("hook", ["unraisablehook", "excepthook"])
 @pytest.mark.parametrize("module, told", [("cupy_backends.cuda.api.driver", False), ("builtins", True)])
-def test_a_dead_context_says_nothing_when_it_is_taken_down(capsys, monkeypatch, module, told):
-    """What fails to be freed behind a kernel that has failed is no news, and would be a traceback on the screen."""
-    error = type("CUDADriverError", (RuntimeError,), {"__module__": module})
+def test_a_dead_context_says_nothing_when_it_is_taken_down(capsys, monkeypatch, hook, module, told):
+    """What fails to be freed behind a kernel that has failed is no news, and would be a traceback on the screen.
+    Cython prints an error of code without the interpreter's lock as one that nobody caught."""
+    error = type("CUDADriverError", (RuntimeError,), {"__module__": module})("illegal address")
 
     class Module:
         def __del__(self):
-            raise error("illegal address")
+            raise error
 
-    monkeypatch.setattr(sys, "unraisablehook", worker.unraisable)
-    Module()
+    for name in ("unraisablehook", "excepthook"):
+        monkeypatch.setattr(sys, name, getattr(sys, f"__{name}__"))
+    worker.hush_destructors()
+    if hook == "excepthook":
+        sys.excepthook(type(error), error, None)
+    else:
+        Module()
     assert ("illegal address" in capsys.readouterr().err) == told
 
 
