@@ -8,8 +8,8 @@ from typing import Annotated, Optional
 import typer
 from rich.markup import escape
 
+from experiments import build_cli, estimate, export_cli, ladder, ladder_tables, run_cli, runner, store, tables
 from experiments import doctor as doctoring
-from experiments import estimate, export_cli, ladder, ladder_tables, run_cli, runner, store, tables
 from experiments.ab import cli as compare
 from experiments.capacity import cli as capacity
 from experiments.choosing import recommend_cli, tune_cli
@@ -120,6 +120,7 @@ def _duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
+app.command()(build_cli.build)
 app.command()(run_cli.run)
 app.command()(run_cli.resume)
 
