@@ -187,6 +187,7 @@ def test_the_ladder_is_at_the_articles_shape_and_at_others():
     assert {shape for shape, rungs in found.items() if set(names.values()) <= rungs} == {
         *((b, 8192, 8192, 32, 32, 128, "launch") for b in (8, 16)), (1, 8192, 8192, 32, 8, 128, "launch"),
         *((1, 4096, 4096, 32, 32, 128, mode) for mode in ("launch", "graph")),
+        *((1, 8192, 8192, 1, 1, 128, mode) for mode in ("launch", "graph")),
         (1, 4096, 4096, 8, 8, 64, "launch"),
     }  # fmt: skip
 
@@ -306,6 +307,22 @@ def test_a_tail_wants_a_hundred_samples():
                  timed("2", "flash", 100.0, measured_samples_us=many))
     assert pd.isna(frame["measured_p99_us"][0]) and frame["measured_p99_us"][1] == pytest.approx(150)
     np.testing.assert_allclose(ladder.facts(frame, {})["tail"], [np.nan, 1.5])
+
+
+def test_a_mean_is_of_the_samples_and_no_median():
+    samples = [100.0] * 3 + [500.0]
+    frame = rows(timed("1", "flash", 100.0, measured_samples_us=samples),
+                 timed("2", "flash", 100.0, measured_samples_us=None),
+                 timed("3", "flash", 100.0, status="incorrect", measured_samples_us=samples))
+    np.testing.assert_allclose(ladder.facts(frame, {})["mean_us"], [200, np.nan, np.nan])
+
+
+def test_a_hundred_samples_of_the_slowest_rung_fit_the_time_it_is_given():
+    """At the articles' larger batch, by the times that were recorded."""
+    recorded = pd.read_parquet(store.RECORDED / "h200" / "ladder" / store.PART)
+    slowest_s = recorded.loc[recorded["rung"].notna(), "measured_time_us"].max() / 1e6
+    repeat = load_suite("ladder").repeat
+    assert repeat.min_samples >= schema.TAIL_SAMPLES and repeat.timeout_s > schema.TAIL_SAMPLES * slowest_s
 
 
 def test_ceilings_are_read_by_dtype_and_never_borrowed(tmp_path):
