@@ -26,6 +26,7 @@ NUMBERS = (
     "measured_time_q1_us",
     "measured_time_q3_us",
     "measured_time_min_us",
+    "measured_p99_us",
     "measured_n_samples",
     "measured_host_us",
     "measured_empty_us",
@@ -127,14 +128,7 @@ def _quartiles(out: pd.DataFrame) -> pd.DataFrame:
     peak = out["measured_peak_pool_bytes"]
     out["peak_gb"] = peak.where(peak > 0) / 1e9
     out["formula_gb"] = out["modelled_peak_bytes"].where(out["modelled_peak_bytes"] > 0) / 1e9
-    out["p99_us"] = [_p99(samples) for samples in out["measured_samples_us"]]
     return out.drop(columns="measured_samples_us")  # no page shows single samples
-
-
-def _p99(samples) -> float:
-    if samples is None or np.ndim(samples) != 1 or len(samples) < 10:
-        return np.nan
-    return float(np.nanpercentile(np.asarray(samples, dtype="float64"), 99))
 
 
 def latest(frame: pd.DataFrame) -> pd.DataFrame:

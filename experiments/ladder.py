@@ -23,6 +23,7 @@ PLACE = ("device", "family", *(name for name in AXES if name not in ("bytes", "f
 FACTS = {
     "x_standard": "time over that of `standard` at the same shape, in this run",
     "x_flash": "time over that of `flash` at the same shape, in this run",
+    "mean_us": "mean of the samples",
     "tail": "99th percentile of the samples over their median; none with fewer than 100 samples",
     "tensor_use": "useful flop/s over the mma.sync rate that was measured on this device for this dtype",
     "bandwidth_use": "requested bytes over the time, over the read rate measured on this device; the same "
@@ -106,8 +107,13 @@ def facts(frame: pd.DataFrame, tops: Mapping[str, Ceilings]) -> pd.DataFrame:
     return pd.DataFrame({
         "x_standard": time / yardstick(frame, "standard"),
         "x_flash": time / yardstick(frame, "flash"),
+        "mean_us": frame["measured_samples_us"].map(_mean).where(time.notna()).astype("float64"),
         "tail": x["measured_p99_us"] / time,
         "tensor_use": x["measured_tflops"] / pd.Series(compute, frame.index, "float64"),
         "bandwidth_use": x["measured_gbps"] / read,
         "launch_share": x["modelled_launches"] * x["measured_empty_us"] / time,
     })
+
+
+def _mean(samples) -> float:
+    return np.nan if samples is None or np.ndim(samples) != 1 or not len(samples) else float(np.mean(samples))

@@ -27,6 +27,8 @@ _RESULTS = (
     ("bandwidth_use", "bandwidth\nuse", 1, "{:.0%}"),
     ("measured_sm_busy", "SMs\nbusy", 1, "{:.0%}"),
     ("launch_share", "launch\nshare", 1, "{:.0%}"),
+    ("mean_us", "mean\nms", 1e3, "{:.3f}"),
+    ("measured_p99_us", "p99\nms", 1e3, "{:.3f}"),
     ("tail", "p99 /\nmedian", 1, "{:.2f}"),
     ("measured_n_samples", "samples", 1, "{:.0f}"),
     ("measured_peak_pool_bytes", "measured\npeak MB", 1e6, "{:,.1f}"),
