@@ -28,6 +28,8 @@ SCALES = {
     "× step 6": ("time over that of one launch for the batch", "× step 6", "6", 1.0),
 }
 STEP = 34
+# Factors on the logarithmic axis: what is kept free at its ends, and how far a step's words reach.
+ROOM, WORDS = 1.6, 4.0
 # A logarithmic axis leaves most labels empty; what is left is written without prefixes below 10k.
 SHORT = "datum.label === '' ? '' : format(datum.value, datum.value >= 10000 ? '~s' : '~g')"
 
@@ -61,7 +63,7 @@ def staircase(
     said = _said(quoted, names)
     every = pd.concat([good["value"], good["before"].dropna(), said["value"]])
     y = style.row_axis("name", _order(made))
-    layers = [*_stairs(good, every, unit, y), *_quotes(said, y), *_lost(made, y)]
+    layers = [*_stairs(_beside(good, said, every.max()), every, unit, y), *_quotes(said, y), *_lost(made, y)]
     chart = alt.layer(*layers).properties(height=alt.Step(STEP), width="container")
     kind = [
         f"measured on {rows.provenance(good)} · median; the thin bar spans the quartiles",
@@ -90,13 +92,10 @@ def _said(quoted: pd.DataFrame | None, names: dict[str, str]) -> pd.DataFrame:
 
 
 def _stairs(good: pd.DataFrame, every: pd.Series, unit: str, y) -> list:
-    # Words stand clear of the bar, but for long ones, which would run into the names.
-    left = ~(good["value"] > good["before"]) & ~good["buys"].str.contains("quoted")
-    good = good.assign(left=left)
-    carried = ("name", "value", "low", "high", "before", "buys", "left", "kernel", "variant", "point")
-    more = ("measured_n_samples", "device", "stale", "run_id", "tail")
+    carried = ("name", "value", "low", "high", "before", "buys", "beside", "left", "kernel", "variant")
+    more = ("point", "measured_n_samples", "device", "stale", "run_id", "tail")
     base = alt.Chart(columns(good, *carried, *more))
-    x = style.log_x("value", unit, every, room=1.6)
+    x = style.log_x("value", unit, every, room=ROOM)
     colour, shape = style.kernel_colour(good["kernel"]), style.kernel_shape(good["kernel"])
     tell = [
         style.text("name", "step"),
@@ -122,10 +121,21 @@ def _stairs(good: pd.DataFrame, every: pd.Series, unit: str, y) -> list:
     words = [
         base.transform_filter(f"datum.left === {side}")
         .mark_text(align=align, dx=dx, fontSize=12, fontWeight=600, color=style.MUTED)
-        .encode(x=x, y=y, text="buys:N")
+        .encode(x=alt.X(field="beside", type="quantitative"), y=y, text="buys:N")
         for side, align, dx in (("true", "right", -11), ("false", "left", 11))
     ]
     return [bars, spread, points, *words]
+
+
+def _beside(good: pd.DataFrame, said: pd.DataFrame, most: float) -> pd.DataFrame:
+    """With `beside`, where a step's words begin, right of its bar and quotes, or end, `left` of them."""
+    right, low = good[["value", "before"]].max(axis=1), good[["value", "before"]].min(axis=1)
+    near = [
+        max([end, *(value for value in said.loc[said["name"] == name, "value"] if end < value < WORDS * end)])
+        for name, end in zip(good["name"], right)
+    ]
+    left = pd.Series(near, good.index) * WORDS > ROOM * most
+    return good.assign(left=left, beside=low.where(left, near))
 
 
 def _buys(good: pd.DataFrame, bought: Mapping[str, float]) -> list[str]:

@@ -11,7 +11,7 @@ import pytest
 import suite_rows
 from dashboard_pages import opener, shown, words
 
-from dashboard import against, charts_ladder, data, quotes, rows, steps
+from dashboard import against, charts_ladder, charts_reach, data, quotes, reach, rows, steps
 from dashboard.charts_ladder import COUNTED, MEASURED, MODELLED
 from experiments import ladder, store
 from experiments.ceilings import Ceilings
@@ -85,7 +85,7 @@ def test_the_staircase_says_what_each_step_buys(timed):
     for row in values.values():
         if row.get("before"):
             ratio = row["value"] / row["before"]
-            assert row["buys"] == steps.gain(ratio) and row["left"] == (ratio <= 1)
+            assert row["buys"] == steps.gain(ratio)
 
 
 def test_gains_in_words():
@@ -202,6 +202,63 @@ def test_quotes_are_marks_and_words_of_their_own(articles, claims):
     assert [row["value"] for row in drawn if row["source"] == charts_ladder.QUOTED] == [8]
 
 
+# --- where a quoted factor could come from
+
+
+@pytest.fixture(scope="module")
+def many(lines) -> pd.DataFrame:
+    """The articles' shape twice as slow as `standard`; fewer heads, and those replayed, more."""
+    def at(heads: int, mode: str, us: float) -> list[dict]:
+        shape = {"h": heads, "hkv": heads, "m": 8192, "n": 8192, "d": 128, "mode": mode}
+        one, standard = (next(row for row in lines if row["rung"] == name) for name in ("1", "0"))
+        pair = ({**one, **shape, "measured_time_us": us}, {**standard, **shape, "measured_time_us": 100.0})
+        return [{**row, "case_id": f"{row['case_id']}-{heads}-{mode}"} for row in pair]
+
+    return climbed([*at(32, "launch", 200.0), *at(1, "launch", 9000.0), *at(1, "graph", 3000.0)])
+
+
+def test_the_quote_stands_beside_the_step_at_every_shape(many, claims):
+    quote = reach.furthest(quotes.times(many, claims, "x_standard"))
+    assert (quote.step, quote.value) == ("1", 67.6)
+    at = reach.everywhere(many, quote.step)
+    assert list(zip(at["at_once"], at["x_standard"], at["replayed"])) == [
+        (32, 2, False), (1, 90, False), (1, 30, True)
+    ]  # fmt: skip
+    assert reach.furthest(quotes.times(many, [], "x_standard")) is None
+    assert reach.everywhere(many[many["step"] == "0"], "1").empty
+
+
+def test_what_adds_to_the_factor_is_named_from_rows(many, claims):
+    quote = reach.furthest(quotes.times(many, claims, "x_standard"))
+    at = reach.everywhere(many, "1")
+    first, heads, gaps = reach.found(at, quote)
+    assert "× 2 to × 90" in first and "reached at 1/1 heads" in first
+    assert "32 in a launch × 2, with 1 × 90" in heads and "launches are" in heads
+    assert "× 90 launched one by one, × 30 as a CUDA graph" in gaps
+    first, *more = reach.found(at[at["at_once"] == 32], quote)
+    assert "reached nowhere" in first and not more
+
+
+def test_a_reader_sees_slowdowns_and_the_quote(many, claims):
+    quote = reach.furthest(quotes.times(many, claims, "x_standard"))
+    chart = charts_reach.slowdowns(reach.everywhere(many, "1"), quote)
+    assert [row["x_standard"] for row in shown(chart, "says")] == [67.6]
+    words_ = [row["words"] for row in shown(chart, "words")]
+    assert words_[0].startswith("× 2 · launches") and words_[2] == "× 30"
+    chart.to_dict()
+
+
+def test_words_stand_clear_of_bars_and_quotes(articles, claims):
+    said = quotes.times(articles, claims, "x_standard")
+    chart = charts_ladder.staircase(articles, "× standard", said, quotes.gains(articles, claims))
+    quoted = {(row["name"], row["value"]) for row in shown(chart, "says")}
+    for row in shown(chart, "buys", "before"):
+        ends = row["value"], row["before"]
+        assert row["beside"] <= min(ends) if row["left"] else row["beside"] >= max(ends)
+        reach_ = (row["beside"], charts_ladder.WORDS * row["beside"])
+        assert row["left"] or not any(n == row["name"] and reach_[0] < v < reach_[1] for n, v in quoted)
+
+
 # --- the paged ladder
 
 
@@ -253,6 +310,7 @@ def test_the_page_of_a_gpu(open_page, tmp_path, lines):
     assert all(len(chart.proto.alt) > 40 for chart in app.get("vega_lite_chart"))
     table = app.dataframe[0].value
     assert "measured × standard" in table and "measured bandwidth use" in table
+    assert {"measured mean, µs", "measured, attention only, token/s", "measured TFLOP/s"} <= set(table)
     assert any("not among the chosen ones" in caption.value for caption in app.caption)
     assert app.get("download_button")
 
@@ -262,6 +320,13 @@ def test_the_recorded_run_of_the_cpu_machine_has_no_times(open_page):
     assert len(words(app)) == 1 and "models no time" in app.info[0].value
     assert "counted launches" in app.dataframe[0].value
     assert "python -m experiments run ladder --machine cpu" in [code.value for code in app.code]
+
+
+def test_the_page_says_where_the_quoted_factor_could_come_from(open_page):
+    app = open_page("ladder", shipped=store.RECORDED / "h200")
+    assert "Where 67.6 times could come from" in [header.value for header in app.header]
+    said = next(text.value for text in app.markdown if "Quoted of step 1" in text.value)
+    assert "Heads looped over by the host" in said and "CUDA graph" in said
 
 
 def test_links_choose_the_ladder_and_the_unit(open_page, tmp_path, lines):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import streamlit as st
 
-from dashboard import charts_ladder, data, quotes, rows, steps, views
+from dashboard import charts_ladder, charts_reach, data, quotes, reach, rows, steps, views
 
 QUOTED_SHARES = {"bandwidth use, %": "bytes_share", "multiprocessors busy, %": "sm_busy"}
 SUITES = {"ladder": "Chunked attention", steps.PAGED: "Paged decode"}
@@ -20,9 +20,11 @@ def page(loaded: data.Loaded) -> None:
         st.info("These runs hold no ladder: no two rows are steps of one suite at one shape.")
         st.code("\n".join(f"python -m experiments run {suite}" for suite in SUITES), language="bash")
         return
-    made = choose(made)
+    run, point = choose(made)
+    made = run[run["point"] == point].sort_values("place", kind="stable")
     if len(rows.gpu(made)):
         climb(made)
+        quoted_factor(run)
     else:
         st.info(
             "These rows come from the CPU machine, which executes every step and counts its bytes and "
@@ -37,8 +39,8 @@ def page(loaded: data.Loaded) -> None:
     what_changes(made)
 
 
-def choose(made: pd.DataFrame) -> pd.DataFrame:
-    """One suite, device, run and point."""
+def choose(made: pd.DataFrame) -> tuple[pd.DataFrame, str]:
+    """The rows of one suite, device and run, and one of its points."""
     with views.choices():
         suites = [suite for suite in (*SUITES, *dict.fromkeys(made["suite"])) if suite in set(made["suite"])]
         names = {SUITES.get(suite, suite): suite for suite in suites}
@@ -50,8 +52,7 @@ def choose(made: pd.DataFrame) -> pd.DataFrame:
         paths = made.sort_values("finished_at", ascending=False, na_position="last")["run_path"]
         runs = {data.short_name(path): path for path in dict.fromkeys(paths)}
         made = made[made["run_path"] == runs[views.choose("Run", list(runs), "ladder_run")]]
-        point = views.choose("Shape, dtype and mode", steps.points(made), "ladder_point")
-    return made[made["point"] == point].sort_values("place", kind="stable")
+        return made, views.choose("Shape, dtype and mode", steps.points(made), "ladder_point")
 
 
 def climb(made: pd.DataFrame) -> None:
@@ -74,6 +75,17 @@ def climb(made: pd.DataFrame) -> None:
         with st.expander(f"Quoted ({views.some(len(said), 'number')})", icon=":material/format_quote:"):
             view = said.rename(columns={"value": f"quoted, {scale}", "says": "what an article says"})
             st.dataframe(view, hide_index=True, key="ladder-quoted", alt="What articles say of the steps.")
+
+
+def quoted_factor(run: pd.DataFrame) -> None:
+    """The largest slowdown that is quoted of a step, beside that step at every shape of the run."""
+    quote = reach.furthest(quotes.times(run, list(data.claims().claims.values()), "x_standard"))
+    at = reach.everywhere(run, quote.step) if quote else run[:0]
+    if at.empty:
+        return
+    st.header(f"Where {quote.value:.3g} times could come from")
+    st.markdown("\n".join(f"* {sentence}" for sentence in reach.found(at, quote)))
+    views.show(charts_reach.slowdowns(at, quote), at, "ladder-reach", "")
 
 
 def use(made: pd.DataFrame, loaded: data.Loaded) -> None:
