@@ -18,7 +18,7 @@ from dashboard.charts import (
     tooltips,
 )
 
-FLOOR = "floor: the read probe over as many bytes, measured"
+FLOOR = "floor, measured: the read probe over the fewest bytes that a kernel of the load requests"
 
 
 def _drawn(frame: pd.DataFrame) -> pd.DataFrame:
@@ -94,10 +94,10 @@ def spread(good: pd.DataFrame) -> list[str]:
     ratio = (times.max() / times.min())[times.size() > 1] - 1
     if ratio.empty:
         return []
-    worst = ratio.idxmax()[1]
+    _, worst, kernel, *_ = ratio.idxmax()
     return [
         f"from its fastest to its slowest page size, a load takes {100 * ratio.median():.0f} % longer in the "
-        f"median, at most {100 * ratio.max():.0f} % ({worst})"
+        f"median, at most {100 * ratio.max():.0f} % ({kernel}, {worst})"
     ]
 
 
@@ -128,7 +128,7 @@ def at_a_glance(frame: pd.DataFrame):
 
 
 def _glance_layers(data: pd.DataFrame, x, y) -> list:
-    colour, dash, base = style.kernel_colour(data["kernel"]), _order_dash(), alt.Chart(data)
+    colour, dash, base = style.kernel_colour(data["kernel"], columns=2), _order_dash(), alt.Chart(data)
     line = base.mark_line(strokeWidth=2).encode(
         x=x, y=y, color=colour, strokeDash=dash, detail=["series:N", "load:N"]
     )
@@ -136,14 +136,14 @@ def _glance_layers(data: pd.DataFrame, x, y) -> list:
         x=x,
         y=y,
         color=colour,
-        shape=style.kernel_shape(data["kernel"]),
+        shape=style.kernel_shape(data["kernel"], columns=2),
         opacity=style.stale_opacity(),
         tooltip=[style.text("order", "pages"), *tooltips("measured_time_us", "µs")],
     )
     ends = data.sort_values("page_size").groupby("load").tail(1)
     names = alt.Chart(ends).mark_text(align="left", dx=12, fontSize=12, fontWeight=600, color=style.INK)
     layers = [line, points, names.encode(x=x, y=y, text="load:N")]
-    floors = data[data["floor_us"] > 0].groupby(["load", "page_size"], as_index=False)["floor_us"].mean()
+    floors = data[data["floor_us"] > 0].groupby(["load", "page_size"], as_index=False)["floor_us"].min()
     if len(floors):
         rule = alt.Chart(floors).mark_line(color=style.INK, strokeDash=[2, 3], strokeWidth=1.3)
         height = alt.Y(field="floor_us", type="quantitative")
@@ -161,11 +161,21 @@ def _order_dash() -> alt.StrokeDash:
     )
 
 
+def _height(good: pd.DataFrame, rate: str, unit: str) -> alt.Y:
+    """From zero; logarithmic where a panel's slowest kernel would press the others to the ground."""
+    range_ = good.groupby("panel")[rate].agg(["min", "max"])
+    if rate == "gbps" or not (range_["max"] > 20 * range_["min"]).any():
+        return alt.Y(field=rate, type="quantitative", title=unit, scale=alt.Scale(zero=True))
+    decades = {"condition": {"test": "datum.label !== ''", "value": 1}, "value": 0}
+    axis = alt.Axis(format="~s", tickCount=4, labelOverlap=True, gridOpacity=decades)
+    return alt.Y(field=rate, type="quantitative", title=unit, scale=alt.Scale(type="log"), axis=axis)
+
+
 def _page_layers(good: pd.DataFrame, rate: str, floor: str, lost: pd.DataFrame) -> list:
     low, high, unit = RATES[rate]
     base = alt.Chart().transform_filter(f"isValid(datum.{rate})")
     x = style.log2_x("page_size", "page size, tokens", good["page_size"])
-    y = alt.Y(field=rate, type="quantitative", title=unit, scale=alt.Scale(zero=True))
+    y = _height(good, rate, unit)
     colour = style.kernel_colour(good["kernel"])
     dash = _order_dash()
     layers = [
@@ -187,6 +197,6 @@ def _page_layers(good: pd.DataFrame, rate: str, floor: str, lost: pd.DataFrame) 
         layers.append(
             alt.Chart()
             .mark_rule(color=style.INK, strokeDash=[2, 3])
-            .encode(y=alt.Y(field=floor, type="quantitative", aggregate="mean", title=unit))
+            .encode(y=alt.Y(field=floor, type="quantitative", aggregate="min", title=unit))
         )
     return layers

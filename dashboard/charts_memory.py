@@ -10,6 +10,7 @@ from dashboard import rows, style
 from dashboard.charts import column_failures, columns, rate_columns, tooltips
 
 HEIGHT, NARROW = 460, 430
+NAME_WIDTH, NAME_HEIGHT = 0.3, 0.04  # of a plot, that the name of a point takes
 MEASURED_PEAK, FORMULA = "measured peak", "modelled"
 
 
@@ -40,8 +41,8 @@ def peak_over_n(frame: pd.DataFrame, narrow: bool = False):
     ]
     measured = long[long["source"] == MEASURED_PEAK]
     formula = alt.Chart(long[long["source"] == FORMULA])
-    lines = formula.mark_line(strokeWidth=1.6).encode(
-        x=x, y=y, color=colour, strokeDash=_line_legend(), detail=["variant:N", "run_id:N"], tooltip=tell
+    lines = formula.mark_line(strokeWidth=1.6, strokeDash=[5, 4]).encode(
+        x=x, y=y, color=colour, detail=["variant:N", "run_id:N"], tooltip=tell
     )
     shape = style.kernel_shape(long["kernel"], "kernel", **wrap)
     points = [
@@ -50,7 +51,7 @@ def peak_over_n(frame: pd.DataFrame, narrow: bool = False):
         .encode(x=x, y=y, color=colour, shape=shape, opacity=style.stale_opacity(), tooltip=tell)
         for kernel, shift in _side_by_side(measured)
     ]
-    names = [*_line_names(long, x, y, colour), *_failures(drawn, scale, x, y, colour)]
+    names = [*_line_names(long, x, y, colour, 110 if narrow else 230), *_failures(drawn, scale, x, y, colour)]
     chart = alt.layer(*_capacity(drawn, long["amount"].max(), scale, unit), lines, *points, *names)
     words = f"Peak memory over N, {unit}"
     kind = [" · ".join([*drawn["panel"].unique(), *drawn["device"].unique()])]
@@ -63,14 +64,6 @@ def peak_over_n(frame: pd.DataFrame, narrow: bool = False):
     )
     chart = chart.properties(height=NARROW if narrow else HEIGHT, width="container")
     return style.finish(chart, words, kind, speak)
-
-
-def _line_legend() -> alt.StrokeDash:
-    """Names the dashed line in the legend; measured marks have no line."""
-    scale = alt.Scale(domain=[FORMULA], range=[[5, 4]])
-    return alt.StrokeDash(
-        field="source", type="nominal", scale=scale, legend=alt.Legend(title="line", symbolLimit=0)
-    )
 
 
 def _long(drawn: pd.DataFrame) -> pd.DataFrame:
@@ -136,15 +129,15 @@ def _side_by_side(measured: pd.DataFrame) -> list[tuple[str, int]]:
     return [(kernel, steps.get(kernel, 0)) for kernel in present]
 
 
-def _line_names(long: pd.DataFrame, x, y, colour) -> list:
-    """The name at the right end of every formula's line, where no other name stands already."""
+def _line_names(long: pd.DataFrame, x, y, colour, most: int) -> list:
+    """The name, of `most` pixels, at the right end of every formula's line where no other stands already."""
     lines = long[long["source"] == FORMULA]
     ends = lines.sort_values("n").groupby("variant").tail(1).sort_values(["amount", "variant"])
     kept, span = [], np.log(long["amount"].max() / long["amount"].min()) or 1.0
     for index, amount in ends["amount"].items():
         if not kept or np.log(amount / ends.loc[kept[-1], "amount"]) > 0.05 * span:
             kept.append(index)
-    text = alt.Chart(ends.loc[kept]).mark_text(align="left", dx=14, fontSize=12)
+    text = alt.Chart(ends.loc[kept]).mark_text(align="left", dx=14, fontSize=12, limit=most)
     return [text.encode(x=x, y=y, text="variant:N", color=colour)]
 
 
@@ -204,9 +197,7 @@ def pareto(frame: pd.DataFrame):
         opacity=style.stale_opacity(),
         tooltip=[style.number("peak_gb", "peak, GB"), *tooltips("tflops", "TFLOP/s")],
     )
-    # Two runs of one kernel at one shape lie so near that their names would be written over each other.
-    first = data.sort_values("tflops", ascending=False).drop_duplicates("variant")
-    names = alt.Chart(first).mark_text(align="left", dx=12, dy=-10, fontSize=12, fontWeight=600)
+    names = alt.Chart(_named(data)).mark_text(align="left", dx=12, dy=-10, fontSize=12, fontWeight=600)
     names = names.encode(x=x, y=y, text="variant:N", color=colour)
     end = _without_time(frame)
     chart = alt.layer(front, bars, points, names, *end).properties(height=HEIGHT, width="container")
@@ -214,6 +205,18 @@ def pareto(frame: pd.DataFrame):
     kind = f"measured on {rows.provenance(good)} · up and left is better; grey points are beaten in both"
     names_front = ", ".join(data.loc[data["front"], "variant"])
     return style.finish(chart, words, kind, f"{words}. On the front: {names_front}.")
+
+
+def _named(data: pd.DataFrame) -> pd.DataFrame:
+    """One point a variant, those whose names would be written over another's left out: the front first."""
+    first = data.sort_values(["front", "tflops"], ascending=False).drop_duplicates("variant")
+    places = pd.DataFrame({"x": np.log10(first["peak_gb"]), "y": first["tflops"] / first["tflops"].max()})
+    wide, kept = max(1.0, np.ptp(places["x"])), []
+    for index, place in places.iterrows():
+        taken = (places.loc[kept] - place).abs() < [NAME_WIDTH * wide, NAME_HEIGHT]
+        if not taken.all(axis=1).any():
+            kept.append(index)
+    return first.loc[kept]
 
 
 def _front_line(data: pd.DataFrame) -> pd.DataFrame:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import dashboard_rows as made
 import numpy as np
 import pandas as pd
@@ -102,8 +104,44 @@ def test_spread_compares_page_sizes_of_one_load_and_order():
     for line, time in zip(lines, (100.0, 112.0)):
         line["measured_time_us"] = time
     (said,) = charts_decode.spread(rows.prepare(made.frame(lines)))
-    assert "at most 12 % (4 × 1K)" in said
+    assert "at most 12 % (paged, 4 × 1K)" in said
     assert charts_decode.spread(rows.prepare(made.frame(lines[:1]))) == []
+
+
+def test_a_kernel_far_slower_does_not_press_the_others_to_the_ground():
+    maker = made.Maker("r", "page-size")
+    lines = [made.decode(maker, 4, 1024, page, "sorted") for page in (16, 64)]
+    for slowest, kind in ((150.0, "linear"), (90_000.0, "log")):
+        for line, time in zip(lines, (100.0, slowest)):
+            line["measured_time_us"] = time
+        good = rows.prepare(made.frame(lines))
+        scale = charts_decode._height(good, "measured_time_us", "µs").to_dict()["scale"]
+        assert scale.get("type", "linear") == kind and scale.get("zero", False) is (kind == "linear")
+        assert charts_decode._height(good, "gbps", "GB/s").to_dict()["scale"] == {"zero": True}
+
+
+def test_the_floor_is_that_of_the_fewest_bytes():
+    """A kernel that copies pages first requests more; that is no floor of the others."""
+    maker = made.Maker("r", "page-size")
+    lines = [made.decode(maker, 4, 1024, page, "sorted") for page in (16, 64)]
+    both = [*lines, *({**line, "kernel": "paged_gather", "case_id": line["case_id"] + "g"} for line in lines)]
+    good = rows.prepare(made.frame(both)).assign(floor_us=[10.0, 10.0, 30.0, 30.0])
+    glance = charts_decode.at_a_glance(good).to_dict()
+    floors = [table for table in glance["datasets"].values() if "measured_time_us" not in table[0]]
+    assert [[row["floor_us"] for row in table] for table in floors] == [[10.0, 10.0]]
+    panels = json.dumps(charts_decode.over_pages(good, "measured_time_us").to_dict())
+    assert '"aggregate": "min", "field": "floor_us"' in panels
+
+
+def test_names_of_points_are_not_written_over_each_other():
+    data = pd.DataFrame({
+        "variant": ["flash", "flash", "near", "far", "low"],
+        "peak_gb": [0.1, 0.1, 0.11, 3.0, 0.1],
+        "tflops": [300.0, 295.0, 299.0, 298.0, 50.0],
+        "front": [True, False, False, False, False],
+    })  # fmt: skip
+    assert list(charts_memory._named(data)["variant"]) == ["flash", "far", "low"]
+    assert list(charts_memory._named(data[:1])["variant"]) == ["flash"]
 
 
 def test_panels_say_how_far_the_floor_is(decode):
