@@ -99,8 +99,9 @@ def use(made: pd.DataFrame, loaded: data.Loaded) -> None:
     views.ceilings_of(loaded, made["device"].iloc[0])
     st.caption(
         "Tensor use: useful flop/s over the measured mma.sync rate. Bandwidth use: requested bytes over the "
-        "time, over the measured read rate; above 100 %, L2 served some. Busy: share of the time in which a "
-        "multiprocessor has a warp. Launches: their number times an empty kernel's time, over the time."
+        "time, over the measured read rate, which is the share of the time that these bytes alone explain; "
+        "above 100 %, L2 served some. Busy: share of the time in which a multiprocessor has a warp. Launches: "
+        "their number times an empty kernel's time, over the time; above 100 %, launches overlap."
     )
 
 
