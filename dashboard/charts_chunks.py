@@ -12,7 +12,6 @@ from dashboard.labels import count
 
 RATE, UNIT = "tflops", "TFLOP/s"
 CARRIED = (*rate_columns(RATE), "chunk", "dim", "d", "chunks", "rest")
-BEST = "▲"
 
 
 def over_chunk(made: pd.DataFrame, default: float = np.nan):
@@ -32,14 +31,14 @@ def over_chunk(made: pd.DataFrame, default: float = np.nan):
         return None
     lost = _lost(drawn, ["panel", "chunk"], "dim")
     top = set(chunks.best(good).index)
-    data = columns(good.assign(best=[BEST if index in top else "" for index in good.index]), *CARRIED, "best")
+    data = columns(good.assign(best=[index in top for index in good.index]), *CARRIED, "best")
     data = pd.concat([data, lost], ignore_index=True).assign(default=default)
     data["stale"] = [value is True for value in data["stale"]]
     look = style.marks("dim", style.HEAD_DIMS, drawn["dim"], "head dim (measured)")
     layers = _curve_layers(style.log2_x("chunk", "chunk, keys", drawn["chunk"]), look, lost)
     kind = [
         f"measured on {rows.provenance(good)} · median; the bar spans the quartiles",
-        f"{good['kernel'].iloc[0]} · {good['setting'].iloc[0]} · {BEST}: a line's best",
+        f"{good['kernel'].iloc[0]} · {good['setting'].iloc[0]} · ringed: a line's best",
     ]
     if default > 0:
         x = alt.X(field="default", type="quantitative", aggregate="max")
@@ -68,7 +67,9 @@ def _curve_layers(x, look: tuple, lost: pd.DataFrame, line: str = "dim") -> list
         base.mark_point(filled=True, size=75).encode(
             x=x, y=y, color=colour, shape=shape, opacity=style.stale_opacity(), tooltip=tell
         ),
-        base.mark_text(dy=13, fontSize=11, fontWeight=600).encode(x=x, y=y, text="best:N", color=colour),
+        base.transform_filter("datum.best")
+        .mark_point(filled=False, shape="circle", size=260, strokeWidth=1.6)
+        .encode(x=x, y=y, color=colour),
     ]
     why = [style.text("variant", "kernel"), style.text("status", "status"), style.text("error", "why")]
     if len(lost):  # every panel gets the same room above it, or their headers would not line up
@@ -99,7 +100,7 @@ def by_kernel(made: pd.DataFrame, defaults: dict[str, float]):
     lost = _lost(made, ["chunk"], "kernel")
     top = set(chunks.best(good).index)
     data = good.assign(
-        best=[BEST if index in top else "" for index in good.index],
+        best=[index in top for index in good.index],
         usual=["default" if defaults.get(k) == c else "" for k, c in zip(good["kernel"], good["chunk"])],
     )
     data = pd.concat([columns(data, *CARRIED, "best", "usual"), lost], ignore_index=True)
@@ -112,7 +113,7 @@ def by_kernel(made: pd.DataFrame, defaults: dict[str, float]):
     layers.append(named.mark_text(dy=-13, fontSize=11).encode(x=x, y=y, text="usual:N", color=look[0]))
     chart = alt.layer(*layers, data=data).properties(height=330, width="container")
     words = f"Throughput over the chunk at the nearest measured shape, {UNIT}"
-    kind = f"{good['shape'].iloc[0]} · measured on {rows.provenance(good)} · {BEST}: a kernel's best"
+    kind = f"{good['shape'].iloc[0]} · measured on {rows.provenance(good)} · ringed: a kernel's best"
     best = good.loc[good[RATE].idxmax()]
     speak = (
         f"{words}, a line a kernel, at {good['shape'].iloc[0]}; the highest is {best[RATE]:.4g} {UNIT} by "

@@ -77,6 +77,8 @@ def test_curves_have_a_line_a_head_dim_and_mark_best_and_default(fused):
     assert {row["dim"] for row in drawn} == {"D64", "D80"}
     assert {row["panel"] for row in drawn} == {"N256", "N512"}
     best = {(row["panel"], row["dim"]): row["chunk"] for row in drawn if row["best"]}
+    (ring,) = (layer for layer in chart.to_dict()["spec"]["layer"] if layer["mark"].get("filled") is False)
+    assert ring["transform"][-1] == {"filter": "datum.best"}
     for (panel, dim), chunk in best.items():
         line = [row for row in drawn if (row["panel"], row["dim"]) == (panel, dim)]
         assert chunk == max(line, key=lambda row: row["tflops"])["chunk"]
