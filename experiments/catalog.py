@@ -33,20 +33,23 @@ class Entry:
 
 
 def catalog(paths: Iterable[str] = ()) -> dict[str, Entry]:
-    """Every kernel by name; those given by path replace a namesake.
+    """Every kernel by name; one given by path replaces a library's of that name.
 
     Raises
     ------
     UserError
-        A path that is no kernel module.
+        A path that is no kernel module, or two modules with kernels of one name.
     """
     from cuattn.kernels import ROWS
 
     found = {name: Entry(name, row.family, row) for name, row in ROWS.items()}
     found |= {name: Entry(name, family) for name, family in PEERS.items()}
     for path in paths:
-        row = load_row(path)
-        found[row.name] = Entry(row.name, row.family, row, str(Path(path).resolve()))
+        row, module = load_row(path), str(Path(path).resolve())
+        if (other := found.get(row.name)) and other.path not in ("", module):
+            raise UserError(f"--kernel: two modules define '{row.name}', {other.path} and {module}; give one "
+                            "of them another name")
+        found[row.name] = Entry(row.name, row.family, row, module)
     return found
 
 
@@ -56,9 +59,12 @@ def load_row(path: str):
 
     if not Path(path).is_file():
         raise UserError(f"--kernel: {path} is not a file; give the path of a Python module that defines ROW")
+    if Path(path).suffix != ".py":
+        raise UserError(f"--kernel: expected a Python module that defines ROW, got {path}; give the .py that "
+                        "describes the kernel")
     try:
         return load(path)
-    except Exception as error:  # the module is the user's own code and may raise anything
+    except (Exception, SystemExit) as error:  # the module is the user's own code and may raise anything
         raise UserError(f"--kernel: {path} does not load ({type(error).__name__}: {error})") from error
 
 

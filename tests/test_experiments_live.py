@@ -196,7 +196,7 @@ def test_a_kernel_from_outside_is_compared_by_its_name(command, tmp_path):
     code, out = command([timed(0.5)], *words, "--kernel", one)
     assert code == 0 and "B: nothing" in out and "1 faster" in out
     code, out = command([timed(1.0)], *words, "--kernel", one, "--kernel", two)
-    assert code == 2 and "two modules define 'nothing'" in out
+    assert code == 2 and "two modules define 'nothing'" in out and str(one) in out and str(two) in out
 
 
 @pytest.mark.parametrize(

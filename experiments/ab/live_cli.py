@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -15,7 +14,7 @@ from experiments.ab import live
 from experiments.ab import tables as shown
 from experiments.ab.comparison import Comparison
 from experiments.ab.live import Subject
-from experiments.catalog import catalog, load_row
+from experiments.catalog import catalog
 from experiments.interrupts import INTERRUPTED
 from experiments.requests import need_gpu
 from experiments.suite import load_suite
@@ -60,7 +59,7 @@ def compare_live(asked: Asked, margin: float, confidence: float, console: Consol
     if not timeout_s > 0:
         raise UserError(f"--timeout: expected seconds above 0, got {timeout_s:g}")
     paths = [str(Path(path).resolve()) for path in asked.kernel or ()]
-    known = _known(paths)
+    known = catalog(paths)
     sides = live.subject("--a", asked.a, known), live.subject("--b", asked.b, known)
     suite = load_suite(asked.suite or SUITE)
     points = live.points_of(suite, known, *sides, asked.limit)
@@ -73,15 +72,6 @@ def compare_live(asked: Asked, margin: float, confidence: float, console: Consol
     finally:
         worker.stop()
     return _report(made, whole, sides, str(worker.device["device"]), (len(points), confidence), console)
-
-
-def _known(paths: list[str]):
-    """The catalog, without one kernel hiding another of the same name."""
-    known = catalog(paths)
-    names = Counter(load_row(path).name for path in dict.fromkeys(paths))
-    if twice := [name for name, count in names.items() if count > 1]:
-        raise UserError(f"--kernel: two modules define '{twice[0]}'; give one of them another name")
-    return known
 
 
 def _with_progress(worker, points, sides: tuple[Subject, Subject], sureness, console: Console, log):
