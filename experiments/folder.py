@@ -177,6 +177,8 @@ def reopen(path: Path, say: Say = lambda sentence: None, patient: bool = False) 
 
     Raises
     ------
+    UserError
+        No run's folder.
     StoreError
         No readable manifest, or one that does not say enough.
     Busy
@@ -194,7 +196,14 @@ def reopen(path: Path, say: Say = lambda sentence: None, patient: bool = False) 
 
 def _plan_of(path: Path) -> tuple[list[Case], dict[str, Any]]:
     """The cases and the manifest of a run, if that says enough to resume it."""
-    manifest, where = store.read_manifest(path), path / store.MANIFEST
+    where = path / store.MANIFEST
+    if not os.path.isfile(where):
+        raise UserError(_no_run(path))
+    try:
+        manifest = store.read_manifest(path)
+    except store.StoreError as error:
+        raise store.StoreError(f"{error}; the run cannot be resumed, but show and export read its rows: "
+                               "begin a new one for the rest") from error
     if missing := [name for name in NEEDED if name not in manifest]:
         raise store.StoreError(f"{where}: does not say {', '.join(missing)}, so the run cannot be resumed")
     try:
@@ -206,6 +215,15 @@ def _plan_of(path: Path) -> tuple[list[Case], dict[str, Any]]:
     except (TypeError, KeyError, ValueError) as error:
         why = f"{type(error).__name__}: {error}"
         raise store.StoreError(f"{where}: is not the manifest of a run ({why})") from error
+
+
+def _no_run(path: Path) -> str:
+    """Why a folder cannot be resumed that has no manifest, and what to name instead."""
+    if not os.path.exists(path):
+        return f"resume: {path} does not exist; name a run's folder"
+    below = next((p for p in store.find_runs(path) if p != path and (p / store.MANIFEST).is_file()), None)
+    advice = f"name one that it holds, such as {below}" if below else "name a run's folder"
+    return f"resume: {path} has no {store.MANIFEST} and so is no run; {advice}"
 
 
 def finish(run: Run) -> Path:

@@ -6,9 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from planted import AFTER, SUITE, suite_file
+from planted import AFTER, SUITE, plant, suite_file
 
+from cuattn.paths import KERNELS
 from experiments import runner, store
+from experiments.catalog import catalog
 from experiments.crew import Crew
 from experiments.places import Place
 from experiments.suite import Repeat
@@ -24,6 +26,7 @@ from experiments.worker import Unavailable, Worker
         (["run", "quick", "--machine", "gpo"], "did you mean 'gpu'?"),
         (["run", "quick", "--kernel", "/nowhere/x.py"], "is not a file"),
         (["run", "quick", "--kernel", __file__], "no ROW"),
+        (["plan", "quick", "--kernel", str(KERNELS / "prefill" / "flash.cu")], "flash.cu; give the .py"),
         (["show", "/nowhere"], "does not exist"),
         (["run", "page-size", "--lengths", "/nowhere"], "cannot be read"),
     ],
@@ -36,6 +39,19 @@ def test_mistakes_are_one_sentence_and_exit_code_2(words, sentence, capsys, monk
         cli.main()
     err = capsys.readouterr().err
     assert caught.value.code == 2 and err.startswith("error: ") and err.count("\n") == 1 and sentence in err
+
+
+def test_a_kernel_module_that_ends_the_program_does_not_end_the_runner(tmp_path):
+    (tmp_path / "exits.py").write_text("raise SystemExit(3)")
+    with pytest.raises(UserError, match=r"exits.py does not load \(SystemExit: 3\)"):
+        catalog([str(tmp_path / "exits.py")])
+
+
+def test_of_two_kernels_of_one_name_neither_hides_the_other(tmp_path):
+    one, two = plant(tmp_path / "one", ["nothing"]) + plant(tmp_path / "two", ["nothing"])
+    assert catalog([one, one])["nothing"].path == one
+    with pytest.raises(UserError, match="two modules define 'nothing'.*another name"):
+        catalog([one, two])
 
 
 def test_an_unknown_machine_says_what_is_missing():
@@ -118,8 +134,21 @@ def test_a_run_without_cases_cannot_be_resumed(tmp_path):
     store.write_manifest(tmp_path, {"run_id": "x"})
     with pytest.raises(store.StoreError, match="does not say suite, .*cannot be resumed"):
         runner.reopen(tmp_path)
-    with pytest.raises(store.StoreError, match="is this a run"):
+
+
+def test_what_cannot_be_resumed_says_what_to_do(tmp_path):
+    with pytest.raises(UserError, match="^resume: .*nothing does not exist; name a run's folder$"):
         runner.reopen(tmp_path / "nothing")
+    with pytest.raises(UserError, match="has no manifest.json and so is no run; name a run's folder$"):
+        runner.reopen(tmp_path)
+    run = opened(tmp_path)
+    run.close()
+    with pytest.raises(UserError, match="name one that it holds, such as .*run$"):
+        runner.reopen(tmp_path)
+    manifest = run.path / store.MANIFEST
+    manifest.write_text(manifest.read_text()[:200])
+    with pytest.raises(store.StoreError, match="is not JSON .*; the run cannot be resumed, but show"):
+        runner.reopen(run.path)
 
 
 def test_the_manifest_repeats_the_command(tmp_path):
