@@ -246,7 +246,7 @@ def test_what_does_not_fit_is_ruled_out_with_a_sentence(frame):
     assert found.chosen.candidate.kernel == "flash"
     (out,) = (o for o in found.offers if o.refusal)
     assert out.candidate.kernel == "standard" and out.time_us is None
-    assert "does not fit" in out.refusal and "scratch" in out.refusal and "37.25 GiB" in out.refusal
+    assert "does not fit" in out.refusal and "scratch" in out.refusal and "40.0 GB (37.25 GiB)" in out.refusal
     nothing = answer(asked(1, 16384, memory=10 * 10**9), "prefill", rows)
     assert nothing.chosen is None and nothing.fastest is None
     assert "of it 16.1 GB weights" in offer_of(nothing, "flash").refusal
@@ -358,10 +358,21 @@ def test_the_written_suite_of_a_model_by_numbers_has_its_heads(tmp_path):
     assert "--layers 2 --heads 6 --kv-heads 2 --head-dim 64" in line and "--full" in line
 
 
+def test_the_command_that_measures_asks_the_very_same(command):
+    words = ["--model", "Llama-3.1-8B", "--card", "L40S", "--phase", "decode"]
+    own = ["--weights-dtype", "int4", "--memory", "30GB", "--reserve", "1GB"]
+    _, plain = command(*words)
+    assert "--phase decode --write" in plain and not any(word in plain for word in own)
+    _, asked = command(*words, *own)
+    assert "--memory 30000000000B --reserve 1000000000B --weights-dtype int4 --phase decode --write" in asked
+    _, numbers = command("--layers", 32, "--heads", 32, "--head-dim", 128, "--params", "8B", *words[2:])
+    assert "--params 8000000000 " in numbers
+
+
 @pytest.mark.parametrize("words, said", [
     (["--card", "H200"], "recommend: expected a model"),
     (["--model", "Llama-3.1-9B", "--card", "H200"], "did you mean"),
-    (["--model", "Llama-3.1-8B", "--card", "H300"], "--card: 'H300' is not in"),
+    (["--model", "Llama-3.1-8B", "--card", "H300"], "'H300' is not in cuattn/devices.py; did you mean"),
     (["--model", "Llama-3.1-8B", "--card", "H200", "--phase", "training"], "--phase: 'training'"),
     (["--model", "Llama-3.1-8B", "--card", "H200", "--batch", "0"], "--batch: expected 1 to"),
     (["--model", "Llama-3.1-8B", "--card", "H200", "--runs", "nowhere"], "--runs: nowhere does not exist"),

@@ -65,7 +65,7 @@ def register(app: typer.Typer, console: Console) -> None:
         check_counts(
             {"batch": batch, "prefill_batch": prefill_batch, "page": page, "chunk": chunk, **numbers}
         )
-        device = asked_card(card)
+        device = asked_card(card, ", or give --memory alone")
         question = budget.Question(
             asked_model(name, {**numbers, "params": params and parse_count(params, "--params")}),
             parse_tokens(context, "--context"), dtype, weights_dtype or "", device,
@@ -99,14 +99,13 @@ def asked_model(name: str | None, numbers: dict[str, int | None], command: str =
     return by_numbers(**numbers)
 
 
-def asked_card(name: str | None) -> Device | None:
-    """The card of the table of that name."""
+def asked_card(name: str | None, otherwise: str = "") -> Device | None:
+    """The card of the table of that name; a refusal ends with what else one may do."""
     if name is None:
         return None
     found = lookup(name)
     if found is None or found.arch == "cpu":
-        raise UserError(f"--card: '{name}' is not in cuattn/devices.py; {nearest(name, CARDS)}, or give "
-                        "--memory alone")
+        raise UserError(f"--card: '{name}' is not in cuattn/devices.py; {nearest(name, CARDS)}{otherwise}")
     return found
 
 

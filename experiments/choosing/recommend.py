@@ -256,4 +256,4 @@ def _too_large(asked: Asked, needed: Need) -> str:
     parts["KV cache"] = needed.total - sum(parts.values())
     most = max(parts, key=parts.get)
     return (f"does not fit: needs {gb(needed.total)}, of it {gb(parts[most])} {most}, and the card has "
-            f"{gib(asked.memory)}")
+            f"{gb(asked.memory)} ({gib(asked.memory)})")

@@ -14,12 +14,13 @@ from rich.markup import escape
 from cuattn.devices import Device, lookup
 from experiments import environment, store, tables
 from experiments.capacity import cli as capacity_cli
-from experiments.capacity.budget import Question
+from experiments.capacity.budget import RESERVE, Question
 from experiments.capacity.cli import option
 from experiments.catalog import Entry, catalog
 from experiments.choosing import recommend
 from experiments.choosing.recommend import FAR_TIME, MODELLED, NEAR_MEMORY, NEAR_TIME, Answer, Asked, Offer
 from experiments.choosing.stored_times import FAMILIES, REACH, set_aside, trusted
+from experiments.console import say_unreadable
 from experiments.diagnose.row_causes import ceiling
 from experiments.folder import RUNS
 from experiments.models import models
@@ -97,7 +98,9 @@ def _answer(console, asked: Asked, families, known, runs: Path | None, written: 
     if runs is not None and not runs.exists():
         raise UserError(f"--runs: {runs} does not exist; name a folder of runs")
     folders, card = [store.RECORDED, runs or RUNS], asked.question.device.name
-    frame = store.read_runs(folders).frame
+    loaded = store.read_runs(folders)
+    say_unreadable(loaded)
+    frame = loaded.frame
     rows, top = trusted(frame, known), ceiling(card, runs or RUNS)
     answers = [recommend.answer(asked, family, rows, known, top) for family in families]
     for answer in answers:
@@ -185,7 +188,8 @@ def sentence(asked: Asked, answers: list[Answer], written: Path | None = None) -
     if written is not None:
         return f"{text}; to measure it: python -m experiments run {shlex.quote(str(written))}."
     if any(answer.modelled for answer in answers if answer.chosen):
-        return (f"{text}; to measure it: {command_line(asked)} --write mine.toml, then "
+        again = command_line(asked, tuple(answer.family for answer in answers))
+        return (f"{text}; to measure it: {again} --write mine.toml, then "
                 "python -m experiments run mine.toml.")
     return text + "."
 
@@ -215,15 +219,19 @@ def _name(offer: Offer) -> str:
     return offer.candidate.kernel + sets.rstrip() + page
 
 
-def command_line(asked: Asked) -> str:
+def command_line(asked: Asked, families: tuple[str, ...] = FAMILIES) -> str:
     """The command that asks the same again."""
     q, m = asked.question, asked.question.model
     words = ["--model", m.name]
     if m.name not in models():
         words = ["--layers", m.layers, "--heads", m.q_heads, "--kv-heads", m.kv_heads]
-        words += ["--head-dim", m.head_dim]
+        words += ["--head-dim", m.head_dim] + ["--params", m.params] * bool(m.params)
     words += ["--card", q.device.name, "--batch", q.batch, "--context", q.context, "--dtype", q.dtype]
     words += ["--prefill-batch", q.prefill_batch, "--page", q.page]
+    words += ["--memory", f"{asked.memory}B"] * (asked.memory != q.device.memory_bytes)
+    words += ["--reserve", f"{q.reserve}B"] * (q.reserve != RESERVE)
+    words += ["--weights-dtype", q.weights_dtype] * bool(q.weights_dtype)
+    words += ["--phase", families[0]] * (len(families) == 1)
     words += ["--full"] * (not asked.causal) + ["--peers"] * asked.peers
     return shlex.join(["python", "-m", "experiments", "recommend", *map(str, words)])
 
