@@ -150,6 +150,8 @@ def show(
         for table in ladder_tables.tables(rows, ladder.rungs_of(info.manifest), info.path):
             console.print(table)
     say_unreadable(loaded)
+    if loaded.frame.empty and loaded.quarantined:
+        raise UserError(f"show: {path} holds nothing that can be read; name a run that has rows")
 
 
 for commands in (capacity, claims, compare, diagnose, explain, export_cli, recommend_cli, tune_cli):

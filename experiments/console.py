@@ -30,9 +30,9 @@ def fail(error: Exception) -> None:
     say(f"[red]error:[/] {escape(str(error))}")
 
 
-def say_unreadable(loaded: Loaded, torn: str = "were skipped") -> None:
-    """Name the files that could not be read, and how many journal lines: those `torn`."""
-    for bad, reason in loaded.quarantined:
-        say(f"[yellow]set aside[/] {escape(str(bad))}: {escape(reason)}")
+def say_unreadable(loaded: Loaded, where: str = "") -> None:
+    """Name the files that could not be read, each with its reason; how many journal lines, and `where`."""
+    for _, reason in loaded.quarantined:  # the reason begins with the file
+        say(f"[yellow]set aside[/] {escape(reason)}")
     if loaded.torn_lines:
-        say(f"[yellow]{several(loaded.torn_lines, 'torn journal line')}[/] {torn}")
+        say(f"[yellow]skipped[/] {several(loaded.torn_lines, 'torn journal line')}{escape(where)}")

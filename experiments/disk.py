@@ -120,6 +120,8 @@ def _ends_with_newline(path: Path) -> bool:
 def _write_reason(path: Path, error: OSError) -> str:
     if error.errno in _NO_ROOM:
         return f"{path}: the disk is full; free some space, then resume the run (what was measured is kept)"
+    reason = os.strerror(error.errno) if error.errno else error  # Arrow's own words name the hidden half
+    advice = ""
     if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
-        return f"{path}: cannot be written ({error.strerror}); choose a writable folder with --out DIR"
-    return f"{path}: cannot be written ({error.strerror or error})"
+        advice = f"; make {path.parent} writable, or name another folder"
+    return f"{path}: cannot be written ({reason}){advice}"

@@ -21,6 +21,7 @@ OPTIONAL = (
     ("flash-attn-3", "FlashAttention-3 as a peer"),
     ("flashinfer-python", "FlashInfer as a peer"),
     ("ray", "one run over several machines"),
+    ("cuda-bench", "a second opinion on times: run --timer nvbench"),
 )
 INSTALL = "pip install -r requirements.txt"
 
@@ -138,6 +139,8 @@ def _tuned():
 
 
 def _disk() -> Check:
+    if not os.access(Path.cwd(), os.W_OK):
+        return "disk", False, f"{Path.cwd()} cannot be written", "use --out DIR, or go to a writable folder"
     free = shutil.disk_usage(Path.cwd()).free
     fine = free > 1 << 30
     return (

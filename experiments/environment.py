@@ -28,6 +28,7 @@ PACKAGES = (
     "torch",
     "flash-attn-3",
     "flashinfer-python",
+    "cuda-bench",
     "vllm",
     "ray",
 )

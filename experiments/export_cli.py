@@ -18,7 +18,7 @@ from experiments.words import UserError, nearest, several
 Runs = Annotated[
     list[Path], typer.Argument(metavar="RUN…", help="Run folders, folders that hold some, or parquets.")
 ]
-To = Annotated[str, typer.Option("--to", help="csv (heads 'name [unit]'), json or parquet.")]
+To = Annotated[str, typer.Option("--to", help=escape("csv (heads 'name [unit]'), json or parquet."))]
 Out = Annotated[
     Optional[Path], typer.Option("--out", help="A new file; the terminal if not given, except for parquet.")
 ]

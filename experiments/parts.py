@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,8 @@ def _read(path: Path) -> pa.Table:
 
 
 def _first_line(error: Exception) -> str:
+    if isinstance(error, OSError) and error.errno:
+        return os.strerror(error.errno)
     return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 

@@ -235,7 +235,5 @@ def show_rows(loaded: store.Loaded, manifest: dict) -> None:
     counts = Counter(str(s) for s in frame["status"])
     planned = manifest.get("cases")
     total = len(planned) if isinstance(planned, list) and planned else len(frame)
-    console.print(
-        f"{len(frame)} of {total} cases: " + ", ".join(f"{n} {s}" for s, n in counts.most_common()),
-        highlight=False,
-    )
+    words = ", ".join(f"{n} {s}" for s, n in counts.most_common()) or "none has ended yet"
+    console.print(f"{len(frame)} of {total} cases: {words}", highlight=False)

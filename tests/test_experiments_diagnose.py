@@ -343,7 +343,7 @@ def test_the_command_reads_runs():
         ((str(RECORDED / "h200" / "quick"), "--gpu-use", "5"), "got both"),
         ((str(RECORDED / "h200" / "quick"), "--kernel", "flsh"), "did you mean 'flash'?"),
         ((str(RECORDED / "h200" / "ceilings"),), "no rows of prefill or decode"),
-        (("nowhere",), "holds no rows"),
+        (("nowhere",), "nowhere does not exist"),
         (("--peak-memory", "18"), "with its unit"),
     ],
 )

@@ -115,7 +115,7 @@ def _side(flag: str, path: Path) -> Side:
         hint = f"did you mean {below}?" if below.exists() else "name a run's folder, or one that holds runs"
         raise UserError(f"{flag}: {path} does not exist; {hint}")
     loaded = store.read_runs(path)
-    say_unreadable(loaded, f"below {escape(str(path))}")
+    say_unreadable(loaded, f" below {path}")
     if loaded.frame.empty:
         what = "holds nothing that can be read" if loaded.quarantined else "holds no row"
         raise UserError(f"{flag}: {path} {what}; name a run that has rows")

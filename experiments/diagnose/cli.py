@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from experiments import tables
+from experiments.console import say_unreadable
 from experiments.diagnose import row_causes
 from experiments.diagnose.causes import Diagnosis, Finding, check, describe, diagnose
 from experiments.diagnose.rules import CAUSES, FACTS, YES_NO
@@ -18,7 +19,7 @@ from experiments.words import UserError
 
 LEGEND = (
     "Inferred, not measured: run the suite to prove it. A and B: the articles on chunked attention and on "
-    "paged caches, by section. Claims: those of `python -m experiments list`."
+    "paged caches, by section. Claims: those of `python -m experiments claims`."
 )
 SIZES = ("peak_memory", "baseline_memory")
 # Of a run's facts, those that a rule could have found fault with.
@@ -74,7 +75,7 @@ def register(app: typer.Typer, console: Console) -> None:
             if numbers:
                 raise UserError(f"diagnose: expected a run or numbers, got both; leave {run} or "
                                 f"{FACTS[next(iter(numbers))].option} out")
-            _print_rows(console, row_causes.kernels(run, kernel), kernel is not None)
+            _print_rows(console, row_causes.kernels(run, kernel, say_unreadable), kernel is not None)
             return
         if kernel is not None:
             raise UserError("--kernel: only means something with a run; name its folder")

@@ -99,17 +99,24 @@ class Kernel:
         return max([case for case in self.cases if case.verdict == self.verdict] or self.cases, key=key)
 
 
-def kernels(path: Path, only: str | None = None) -> list[Kernel]:
+def kernels(
+    path: Path, only: str | None = None, told: Callable[[store.Loaded], None] = lambda loaded: None
+) -> list[Kernel]:
     """Diagnose the prefill and decode kernels of a run, or of all runs below a folder.
+
+    `told` is called with what was read, before it is judged.
 
     Raises
     ------
     UserError
         No run there, none of its rows is such a kernel's, or none is of the kernel asked for.
     """
+    if not path.exists():
+        raise UserError(f"diagnose: {path} does not exist; name a run's folder")
     loaded = store.read_runs(path)
+    told(loaded)
     if loaded.frame.empty:
-        raise UserError(f"diagnose: {path} holds no rows; name a run's folder")
+        raise UserError(f"diagnose: {path} holds no row; name a run that has rows")
     names = set(loaded.frame[loaded.frame["family"].isin(FAMILIES)]["kernel"])
     if not names:
         raise UserError(f"diagnose: {path} has no rows of prefill or decode kernels; name another run")
