@@ -30,7 +30,7 @@ def classify(error: BaseException) -> tuple[str, str]:
         return "oom", message
     if names & {"CompileError", "CompilerMissing"}:
         return "compile_error", message
-    if "Unsupported" in names:
+    if names & {"Unsupported", "ContractError"}:  # of this device, or of any
         return "unsupported", message
     if (
         names & {"DeviceError", "CUDARuntimeError", "CUDADriverError", "AcceleratorError"}

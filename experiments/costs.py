@@ -12,7 +12,9 @@ from cuattn.kernels.base import (
     AttentionShape,
     Cost,
     DecodeShape,
+    Plan,
     ProbeShape,
+    Unsupported,
     ceil_div,
 )
 from experiments.catalog import Entry
@@ -61,20 +63,33 @@ def array_bytes(params: Mapping[str, Any]) -> int:
     return pool + table + fresh
 
 
+def planned(params: Mapping[str, Any], entry: Entry, device) -> tuple[Plan, Cost]:
+    """The kernel's own plan and closed forms.
+
+    Raises
+    ------
+    Unsupported
+        The kernel does not take this dtype, or cannot run this shape on this device.
+    """
+    if params["dtype"] not in entry.row.dtypes:
+        raise Unsupported(f"dtype: expected {' or '.join(entry.row.dtypes)} for kernel '{entry.name}', got "
+                          f"{params['dtype']}; choose another dtype, or kernel")
+    shape = shape_of(params)
+    plan = entry.row.plan(shape, device, constants_of(params))
+    return plan, entry.row.cost(shape, plan, lengths_of(params) if params["family"] == "decode" else None)
+
+
 def describe(params: Mapping[str, Any], entry: Entry, device) -> dict[str, Any]:
     """Plan and modelled columns. Of a peer only the flops are known: they are the shape's.
 
     Raises
     ------
     Unsupported
-        The kernel cannot run this shape on this device.
+        As `planned`.
     """
     if entry.row is None:
         return {"modelled_flops": work(params)[0]}
-    shape = shape_of(params)
-    plan = entry.row.plan(shape, device, constants_of(params))
-    lengths = lengths_of(params) if params["family"] == "decode" else None
-    cost: Cost = entry.row.cost(shape, plan, lengths)
+    plan, cost = planned(params, entry, device)
     extents = dict.fromkeys((x.grid, x.block) for x in plan.launches)  # of thousands of launches a few differ
     return {
         "grid": json.dumps([list(grid) for grid, _ in extents]),

@@ -11,7 +11,7 @@ from cuattn.devices import CPU, Device, for_arch, lookup
 from cuattn.kernels.base import Chunked, Unsupported, ceil_div
 from experiments import environment
 from experiments.catalog import Entry, catalog
-from experiments.costs import array_bytes, constants_of, lengths_of, shape_of
+from experiments.costs import array_bytes, planned
 from experiments.suite import Repeat
 from experiments.sweep import Case, work
 
@@ -95,9 +95,7 @@ def _needs(case: Case, known: Mapping[str, Entry], device: Device) -> Needs | No
         key = [p.get(name) for name in ("kernel", "d", "dtype", "causal", "constants")]
         return Needs(flops, moved, frozenset([json.dumps(key)]))
     try:
-        shape = shape_of(p)
-        plan = entry.row.plan(shape, device, constants_of(p))
-        cost = entry.row.cost(shape, plan, lengths_of(p) if p["family"] == "decode" else None)
+        plan, cost = planned(p, entry, device)
     except Unsupported:
         return None
     distinct = {id(launch.constants): launch for launch in plan.launches}.values()

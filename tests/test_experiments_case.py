@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import cuattn
 from cuattn.compile import CompileError
 from cuattn.machine import DeviceError
 from experiments import case, environment, inputs, subjects
@@ -271,6 +272,17 @@ def test_a_peer_that_is_not_here_is_unsupported(cpu, name, words):
     assert row["status"] == "unsupported" and words in row["error"] and row["modelled_flops"] > 0
 
 
+@pytest.mark.parametrize("change, words", [
+    ({"dtype": "float8_e4m3"}, "dtype: expected float16 or bfloat16 for kernel 'flash', got float8_e4m3"),
+    ({"dtype": "float32"}, "for kernel 'flash', got float32"),
+    ({"d": 512}, "head dim: expected a multiple of 8 up to 256 for kernel 'flash', got 512"),
+    ({"h": 3, "hkv": 2}, "q: expected a number of heads that k's 2 divide, got 3"),
+])  # fmt: skip
+def test_what_a_kernel_does_not_take_is_unsupported_and_no_crash(cpu, change, words):
+    row = run(cpu, {**PREFILL, "kernel": "flash", **change})
+    assert row["status"] == "unsupported" and words in row["error"]
+
+
 def test_a_peer_refuses_what_it_computes_otherwise(gpu):
     row = run(gpu, {**PREFILL, "kernel": "torch_flash"})
     assert row["status"] == "unsupported"
@@ -288,6 +300,7 @@ def test_a_peer_refuses_what_it_computes_otherwise(gpu):
         (type("CompileError", (RuntimeError,), {})("a\nb"), "compile_error"),
         (KeyError("x"), "crash"),
         (type("Unsupported", (ValueError,), {})(""), "unsupported"),
+        (cuattn.ContractError("head dim: expected less"), "unsupported"),
     ],
 )
 def test_errors_become_statuses_and_one_line(error, status):

@@ -12,7 +12,7 @@ from experiments import estimate
 from experiments.catalog import catalog
 from experiments.lengths import batches, read_lengths
 from experiments.models import model, models
-from experiments.suite import SUITES, load_suite, parse_suite, suite_names
+from experiments.suite import DTYPES, SUITES, load_suite, parse_suite, suite_names
 from experiments.sweep import Options, case_id, cases_of, within
 from experiments.words import UserError
 
@@ -203,6 +203,18 @@ def test_every_suite_of_the_project_plans(name, machine):
     if machine == "cpu":
         assert sum(c.estimate_s for c in found) < 60
         assert max(c.params.get("max_len", 0) for c in found) <= 2048
+
+
+@pytest.mark.parametrize("machine", ["cpu", "gpu"])
+@pytest.mark.parametrize("family", [
+    {"kernels": ["standard", "flash", "chunked_fused"], "h": 2, "hkv": 1, "d": [64, 512], "n": 64},
+    {"kernels": ["paged", "paged_gather"], "h": 3, "hkv": 2, "d": 64, "n": 64},
+])  # fmt: skip
+def test_what_a_kernel_does_not_take_is_planned_nonetheless(family, machine):
+    sweep = {**family, "dtype": list(DTYPES)}
+    suite = parse_suite("s", {"title": "t", "question": "q", machine: {"all": sweep}}, "s.toml")
+    found = estimate.with_estimates(cases_of(suite, machine, catalog()), machine, suite.repeat)
+    assert len(found) >= 8 and all(c.estimate_s > 0 for c in found)
 
 
 def test_the_suites_of_the_project_are_complete():
