@@ -33,7 +33,7 @@ from experiments.run_cli import (
     show_rows,
 )
 from experiments.suite import load_suite, suite_names
-from experiments.words import UserError
+from experiments.words import UserError, several
 from experiments.worker import Unavailable
 
 app = typer.Typer(
@@ -112,7 +112,7 @@ def plan(
             )
         console.print(table)
     console.print(
-        f"{len(cases)} cases, estimated {_duration(sum(c.estimate_s for c in cases))} in all, from cold"
+        f"{several(len(cases), 'case')}, estimated {_duration(sum(c.estimate_s for c in cases))} in all, from cold"
     )
 
 

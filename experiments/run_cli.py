@@ -17,6 +17,7 @@ from experiments.console import console, note
 from experiments.interrupts import INTERRUPTED, held, ignore
 from experiments.requests import check_executor, check_machine, check_timer
 from experiments.sweep import Options
+from experiments.words import several
 
 FAILED = ("incorrect", "compile_error", "cuda_error", "crash", "timeout")
 
@@ -165,7 +166,7 @@ def resume(
     with _Stopping(run), runner.reopen(run, note, wait) as opened:
         cases = opened.pending(retry_failed)
         if not cases:
-            console.print(f"Nothing is missing: {len(opened.cases)} cases have their rows.")
+            console.print(f"Nothing is missing: {several(len(opened.cases), 'case')}, each with its row.")
             _close(opened)
             return
         with runner.crew_for(opened, devices, jobs, note, wait, executor, address) as crew:
@@ -176,7 +177,7 @@ def _complete(opened: runner.Run, crew, cases) -> None:
     """Execute the cases with a progress bar, write the parquet, print the table, exit as the rows deserve."""
     many = f"{len(crew.workers)} × " if len(crew.workers) > 1 else ""
     console.print(
-        f"{title_of(opened.manifest)}: {len(cases)} cases on {many}{escape(crew.device['device'])}, "
+        f"{title_of(opened.manifest)}: {several(len(cases), 'case')} on {many}{escape(crew.device['device'])}, "
         f"into {escape(str(opened.path))}",
         highlight=False,
     )

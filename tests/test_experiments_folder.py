@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from commands import call
 from planted import AFTER, SUITE, plant, suite_file
 
 from cuattn.paths import KERNELS
@@ -52,6 +53,12 @@ def test_of_two_kernels_of_one_name_neither_hides_the_other(tmp_path):
     assert catalog([one, one])["nothing"].path == one
     with pytest.raises(UserError, match="two modules define 'nothing'.*another name"):
         catalog([one, two])
+
+
+def test_one_case_is_no_plural(monkeypatch, capsys):
+    words = ("plan", "quick", "--machine", "cpu", "--limit")
+    assert "\n1 case, estimated " in call(monkeypatch, capsys, *words, 1)[1]
+    assert "\n2 cases, estimated " in call(monkeypatch, capsys, *words, 2)[1]
 
 
 def test_an_unknown_machine_says_what_is_missing():
