@@ -57,7 +57,15 @@ def connect(address: str | None) -> None:
             return
         where = "on this host" if address is None else f"at '{address}'"
         raise UserError(f"--address: no Ray cluster that one can join answers {where} ({first_line(error)}); "
-                        "start one with: ray start --head") from None
+                        f"{_advice(error)}start one with: ray start --head") from None
+
+
+def _advice(error: BaseException) -> str:
+    """What to try first where something listens and does not let this process in."""
+    if isinstance(error, ConnectionRefusedError) or "RAY_AUTH_MODE" in os.environ:
+        return ""
+    # NOTE: newer versions of `ray start` ask for a token, which a named address does not tell to who joins.
+    return "if it asks for a token, set RAY_AUTH_MODE=token here, too; else "
 
 
 def _knock(address: str) -> None:

@@ -10,6 +10,7 @@ import tomllib
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import stub_gpu
@@ -190,6 +191,25 @@ def test_an_address_where_no_cluster_answers(address, words):
 
 
 # --- without Ray
+
+
+def test_who_is_not_let_into_a_cluster_is_told_of_its_token(monkeypatch):
+    def init(*words, **options):
+        raise ConnectionError("Failed to connect to Ray cluster at 10.0.0.1:6379")
+
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(init=init))
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    advice = "if it asks for a token, set RAY_AUTH_MODE=token here, too; else start one with: ray start --head"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = "127.0.0.1:%d" % server.getsockname()[1]
+        with pytest.raises(UserError, match=rf"\(Failed to connect to .*:6379\); {advice}$"):
+            ray_places.connect(address)
+        monkeypatch.setenv("RAY_AUTH_MODE", "token")
+        with pytest.raises(UserError, match=r":6379\); start one with"):
+            ray_places.connect(address)
+    monkeypatch.delenv("RAY_AUTH_MODE")
+    with pytest.raises(UserError, match=r"refused\); start one with"):  # nothing listens any more
+        ray_places.connect(address)
 
 
 class Loses:
