@@ -188,7 +188,7 @@ def reopen(path: Path, say: Say = lambda sentence: None, patient: bool = False) 
     lock = _lock(path, "wait for it with --wait, or stop that process", say, patient)
     try:
         remove_leftovers(path)
-        return Run(path, manifest, cases, store.read_rows(path), lock)
+        return Run(path, manifest, cases, store.read_rows(path, say), lock)
     except BaseException:
         lock.release()
         raise

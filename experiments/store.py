@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -189,9 +189,16 @@ def read_runs(paths: Iterable[Path | str] | Path | str, *, attempts: str = "late
     return loaded
 
 
-def read_rows(run: Path) -> list[dict[str, Any]]:
-    """Every attempt of one run as the runner keeps them, from its journals and its parquet."""
-    return _distinct(_read_one(run, Loaded(_to_frame([]))), latest=False).to_pylist()
+def read_rows(run: Path, say: Callable[[str], None] = lambda sentence: None) -> list[dict[str, Any]]:
+    """Every attempt of one run as the runner keeps them, from its journals and its parquet.
+
+    `say` is told, in a sentence each, which files could not be read.
+    """
+    loaded = Loaded(_to_frame([]))
+    rows = _distinct(_read_one(run, loaded), latest=False).to_pylist()
+    for _, reason in loaded.quarantined:
+        say(f"{reason}; cases without another row are run again")
+    return rows
 
 
 def _read_one(path: Path, loaded: Loaded) -> pa.Table:

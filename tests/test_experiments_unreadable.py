@@ -8,6 +8,7 @@ from commands import call
 from compared_rows import row
 
 from experiments import doctor, store
+from experiments.catalog import current_hashes
 
 
 @pytest.fixture
@@ -49,6 +50,25 @@ def test_a_run_cut_in_half_is_named_once_with_its_reason(command, half, words):
     if words[0] in ("show", "diagnose", "export"):
         assert code == 2 and lines[-1].startswith(f"error: {words[0]}: runs holds no")
         assert lines[-1].endswith("; name a run that has rows")
+
+
+def test_resume_says_what_it_takes_for_lost(half):
+    told = []
+    assert store.read_rows(half, told.append) == []
+    (sentence,) = told
+    assert sentence.startswith(f"{half}/part.parquet: cannot be read (")
+    assert sentence.endswith("; cases without another row are run again")
+
+
+def test_a_row_whose_source_has_changed_is_called_stale(command, tmp_path):
+    fresh = current_hashes()["flash"].split("+")[0]
+    rows = [row("x", source_hash=fresh, kernel="flash"), row("y", source_hash="0123456789ab", kernel="flash"),
+            row("z", source_hash="0123456789ab", kernel="nobody knows it")]
+    store.write_part(tmp_path, rows, {})
+    _, out, _ = command("show", tmp_path)
+    assert "3 of 3 cases: 3 ok stale: 1 row of flash, whose source has changed since" in out
+    store.write_part(tmp_path, rows[:1], {})
+    assert "stale" not in command("show", tmp_path)[1]
 
 
 def test_a_run_that_has_only_begun_has_no_rows_and_is_no_mistake(command, tmp_path):
