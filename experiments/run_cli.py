@@ -164,6 +164,7 @@ def resume(
 ) -> None:
     """Run what a run still lacks, where it began or on the GPUs named here."""
     with _Stopping(run), runner.reopen(run, note, wait) as opened:
+        check_executor(executor or opened.manifest["request"].get("executor", "local"), address)
         cases = opened.pending(retry_failed)
         if not cases:
             console.print(f"Nothing is missing: {several(len(opened.cases), 'case')}, each with its row.")

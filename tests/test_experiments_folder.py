@@ -158,6 +158,17 @@ def test_what_cannot_be_resumed_says_what_to_do(tmp_path):
         runner.reopen(run.path)
 
 
+@pytest.mark.parametrize("words, sentence", [
+    (("--executor", "foo"), "--executor: 'foo' is not an executor; known are: local, ray"),
+    (("--address", "10.0.0.1:6379"), "--address: is a Ray cluster's; add --executor ray, or leave it out"),
+])  # fmt: skip
+def test_resume_refuses_words_that_mean_nothing(monkeypatch, capsys, tmp_path, words, sentence):
+    run = opened(tmp_path)
+    run.close()
+    code, _, err = call(monkeypatch, capsys, "resume", run.path, *words)
+    assert code == 2 and sentence in err and err.count("error:") == 1
+
+
 def test_the_manifest_repeats_the_command(tmp_path):
     run = opened(tmp_path)
     assert run.manifest["command"].startswith("python -m experiments run ")
