@@ -190,6 +190,15 @@ def test_letters_left_out_take_sensible_values():
     assert asking.letters_of(append, "PAGE=4")["page"] == 4
 
 
+@pytest.mark.parametrize("seconds", [0.2, 60.4, 61.0])
+def test_the_wait_that_is_proposed_is_long_enough(monkeypatch, seconds):
+    monkeypatch.setattr(asking, "seconds_for", lambda params: seconds)
+    monkeypatch.setattr(asking, "array_bytes", lambda params: 1)
+    with pytest.raises(UserError) as refused:
+        asking.check_size({}, seconds / 2)
+    asking.check_size({}, float(str(refused.value).split("--wait ")[1]))
+
+
 MISTAKES = {
     "unknown kernel": (Request("flsh"), "did you mean 'flash'"),
     "a library's": (Request("torch_math"), "name one of the project's"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -156,7 +157,7 @@ def check_size(params: Mapping[str, Any], wait_s: float) -> None:
     seconds = seconds_for(params)
     if seconds > wait_s:
         raise UserError(f"--shape: would take about {duration(seconds)} on the CPU machine (estimated); take "
-                        f"a smaller one, which explains the same kernel, or allow it: --wait {seconds:.0f}")
+                        f"a smaller one, which explains the same kernel, or allow it: --wait {math.ceil(seconds)}")
 
 
 def seconds_for(params: Mapping[str, Any]) -> float:
