@@ -115,7 +115,8 @@ def plan(
             )
         console.print(table)
     console.print(
-        f"{several(len(cases), 'case')}, estimated {_duration(sum(c.estimate_s for c in cases))} in all, from cold"
+        f"{several(len(cases), 'case')}, estimated {_duration(sum(c.estimate_s for c in cases))} in all, "
+        "from cold"
     )
 
 

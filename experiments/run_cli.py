@@ -178,8 +178,8 @@ def _complete(opened: runner.Run, crew, cases) -> None:
     """Execute the cases with a progress bar, write the parquet, print the table, exit as the rows deserve."""
     many = f"{len(crew.workers)} × " if len(crew.workers) > 1 else ""
     console.print(
-        f"{title_of(opened.manifest)}: {several(len(cases), 'case')} on {many}{escape(crew.device['device'])}, "
-        f"into {escape(str(opened.path))}",
+        f"{title_of(opened.manifest)}: {several(len(cases), 'case')} on "
+        f"{many}{escape(crew.device['device'])}, into {escape(str(opened.path))}",
         highlight=False,
     )
     columns = (

