@@ -18,6 +18,7 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -231,9 +232,12 @@ def _build_kernel(folder: Path, file: str, target: str, made_of: Sources, parts:
     if target != "cpu":
         return _build_entry(folder, "kernel.cubin", entries(file), parts,
                             lambda scratch: compile_nvrtc(scratch, parts["unit"], options))
-    objects = [linked_object(folder.parent, part, options, parts["compiler"]) for part in made_of.linked]
-    return _build_entry(folder, "kernel.so", entries(file), parts,
-                        lambda scratch: compile_host(scratch, parts["unit"], options, objects))
+    with ThreadPoolExecutor() as pool:  # what is missing is compiled beside the unit
+        linked = [pool.submit(linked_object, folder.parent, part, options, parts["compiler"])
+                  for part in made_of.linked]
+        return _build_entry(
+            folder, "kernel.so", entries(file), parts,
+            lambda scratch: compile_host(scratch, parts["unit"], options, lambda: [one.result() for one in linked]))
 
 
 def linked_object(cache: Path, file: str, options, compiler: str) -> Path:

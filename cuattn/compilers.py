@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
@@ -103,11 +104,15 @@ def compiler_of(target: str) -> tuple[tuple[str, ...], str]:
     return NVRTC_OPTIONS + (f"-arch={target}",), nvrtc_identity(*_nvrtc().getVersion())
 
 
-def compile_host(folder: Path, text: str, options, objects: list[Path]) -> str:
-    """`kernel.so` of the unit and what is linked into it; the compiler's log."""
+def compile_host(folder: Path, text: str, options, objects: Callable[[], list[Path]]) -> str:
+    """`kernel.so` of the unit and of what is linked into it, which is asked for once the unit is compiled; the
+    compiler's log."""
     (folder / "unit.cu").write_text(text, encoding="utf-8")
-    return _run_host([*options, f"-I{tree.KERNELS}", "-x", "c++", str(folder / "unit.cu"),
-                      "-x", "none", *map(str, objects), "-o", str(folder / "kernel.so")])
+    unit = folder / "unit.o"
+    log = _run_host([*options, f"-I{tree.KERNELS}", "-x", "c++", "-c", str(folder / "unit.cu"), "-o", str(unit)])
+    log += _run_host([*options, str(unit), *map(str, objects()), "-o", str(folder / "kernel.so")])
+    unit.unlink()
+    return log
 
 
 def object_options(options) -> tuple[str, ...]:
