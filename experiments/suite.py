@@ -69,7 +69,8 @@ LIMITS = {"min_tokens": int, "max_tokens": int, "max_kv_gb": float, "max_scores_
 class Repeat:
     """How often a case is timed and how long it may take (seconds).
 
-    `sm_busy`: whether a run of its own says how busy the multiprocessors are, see `cuattn.busy`.
+    `sm_busy`: whether a run of its own says how busy the multiprocessors are, see `cuattn.busy`. `rest_us`: see
+    `cuattn.timing.measure`; NVIDIA's timer has a pace of its own.
     """
 
     min_samples: int = 10
@@ -80,6 +81,7 @@ class Repeat:
     deadline_s: float = 120.0
     timer: str = "events"  # chosen by the command line, not by a suite
     sm_busy: bool = False
+    rest_us: float = 0.0
 
 
 @dataclass(frozen=True)

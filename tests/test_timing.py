@@ -155,6 +155,16 @@ def test_the_stream_is_held_for_longer_than_the_host_needs(run):
     assert max(machine.held) == timing.HOLD_MAX_US
 
 
+def test_calls_of_any_host_part_rest_as_long_where_it_is_asked_for(run):
+    for host_us in (5.0, 100.0, 700.0):
+        machine, _ = run(itertools.repeat(host_us), rest_us=1600.0)
+        assert set(machine.held) == {1600.0}
+    machine, _ = run(itertools.repeat(900.0), rest_us=1600.0)  # that needs more
+    assert machine.held[-1] == pytest.approx(1820)
+    machine, _ = run(itertools.repeat(5.0), rest_us=1e6)
+    assert set(machine.held) == {timing.HOLD_MAX_US}
+
+
 def test_graph_mode_captures_once_and_replays(run):
     machine, result = run(itertools.repeat(100.0), graph=True)
     assert machine.log.count("capture") == 1 and machine.log[0] == "capture" and result.mode == "graph"
