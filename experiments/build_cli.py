@@ -15,15 +15,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from cuattn import compile as compiler
 from cuattn.compilers import compiler_of
-from cuattn.devices import CARDS, Device, lookup
+from cuattn.devices import Device
 from cuattn.kernels.base import Unsupported
+from experiments.capacity.cli import asked_card
 from experiments.catalog import Entry, catalog
 from experiments.console import console, fail
-from experiments.costs import constants_of, shape_of
+from experiments.costs import plan_of
 from experiments.run_cli import KernelPaths
 from experiments.suite import Suite, load_suite
 from experiments.sweep import cases_of
-from experiments.words import UserError, nearest, several
+from experiments.words import UserError, several
 
 
 @dataclass(frozen=True)
@@ -40,11 +41,11 @@ def wanted(suite: Suite, card: Device, known: Mapping[str, Entry]) -> dict[Wante
     """The binaries of a suite's cases on that card, in its order; the cases it cannot run need none."""
     found: dict[Wanted, None] = {}
     for case in cases_of(suite, "gpu", known):
-        row = known[case.params["kernel"]].row
-        if row is None or not row.runs_on(card.arch):
+        entry = known[case.params["kernel"]]
+        if entry.row is None or not entry.row.runs_on(card.arch):
             continue
         try:
-            plan = row.plan(shape_of(case.params), card, constants_of(case.params))
+            plan = plan_of(case.params, entry, card)
         except Unsupported:
             continue
         for launch in plan.launches:
@@ -52,7 +53,7 @@ def wanted(suite: Suite, card: Device, known: Mapping[str, Entry]) -> dict[Wante
                 constants = tuple(sorted(launch.constants.items()))
                 found.setdefault(Wanted(launch.file, launch.entry, constants, stamped))
     if found:  # every time stands beside that of an empty kernel
-        empty = known["empty"].row.plan(shape_of({"family": "probe", "dtype": "bfloat16"}), card)
+        empty = plan_of({"family": "probe", "dtype": "bfloat16"}, known["empty"], card)
         for launch in empty.launches:
             found.setdefault(Wanted(launch.file, launch.entry, tuple(sorted(launch.constants.items()))))
     return found
@@ -85,7 +86,9 @@ def build(
     suites: Annotated[list[str], typer.Argument(help="Suites' names (see `list`) or paths of TOML files.")],
     card: Annotated[str, typer.Option(help="A card of cuattn/devices.py: H200, RTX 4090, …")],
     kernel: KernelPaths = None,
-    jobs: Annotated[Optional[int], typer.Option(help="Compilers at once; as many as CPUs if not given.")] = None,
+    jobs: Annotated[
+        Optional[int], typer.Option(help="Compilers at once; as many as CPUs if not given.")
+    ] = None,
 ) -> None:
     """Compile every kernel that suites launch on a card, here: nothing is run, and no GPU is needed.
 
@@ -93,13 +96,12 @@ def build(
     """
     if jobs is not None and jobs < 1:
         raise UserError(f"--jobs: expected at least 1, got {jobs}; give how many compilers may run at once")
-    device, known, binaries = lookup(card), catalog(kernel or ()), {}
-    if device is None or device.arch == "cpu":
-        raise UserError(f"--card: '{card}' is not a GPU of cuattn/devices.py; {nearest(card, CARDS)}")
+    device, known, binaries = asked_card(card), catalog(kernel or ()), {}
     for name in suites:
         binaries |= wanted(load_suite(name), device, known)
     if not binaries:
-        raise UserError(f"build: no kernel of {', '.join(suites)} runs on {device.name}; name another suite or card")
+        raise UserError(f"build: no kernel of {', '.join(suites)} runs on {device.name}; name another suite or "
+                        "card")
     try:
         identity = compiler_of(device.arch)[1]
     except compiler.CompilerMissing as error:

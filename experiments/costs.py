@@ -63,8 +63,8 @@ def array_bytes(params: Mapping[str, Any]) -> int:
     return pool + table + fresh
 
 
-def planned(params: Mapping[str, Any], entry: Entry, device) -> tuple[Plan, Cost]:
-    """The kernel's own plan and closed forms.
+def plan_of(params: Mapping[str, Any], entry: Entry, device) -> Plan:
+    """The kernel's own plan.
 
     Raises
     ------
@@ -74,9 +74,20 @@ def planned(params: Mapping[str, Any], entry: Entry, device) -> tuple[Plan, Cost
     if params["dtype"] not in entry.row.dtypes:
         raise Unsupported(f"dtype: expected {' or '.join(entry.row.dtypes)} for kernel '{entry.name}', got "
                           f"{params['dtype']}; choose another dtype, or kernel")
-    shape = shape_of(params)
-    plan = entry.row.plan(shape, device, constants_of(params))
-    return plan, entry.row.cost(shape, plan, lengths_of(params) if params["family"] == "decode" else None)
+    return entry.row.plan(shape_of(params), device, constants_of(params))
+
+
+def planned(params: Mapping[str, Any], entry: Entry, device) -> tuple[Plan, Cost]:
+    """The kernel's own plan and closed forms.
+
+    Raises
+    ------
+    Unsupported
+        As `plan_of`.
+    """
+    plan = plan_of(params, entry, device)
+    lengths = lengths_of(params) if params["family"] == "decode" else None
+    return plan, entry.row.cost(shape_of(params), plan, lengths)
 
 
 def describe(params: Mapping[str, Any], entry: Entry, device) -> dict[str, Any]:
@@ -85,7 +96,7 @@ def describe(params: Mapping[str, Any], entry: Entry, device) -> dict[str, Any]:
     Raises
     ------
     Unsupported
-        As `planned`.
+        As `plan_of`.
     """
     if entry.row is None:
         return {"modelled_flops": work(params)[0]}

@@ -284,7 +284,7 @@ def test_a_kernel_of_ones_own_is_counted(tmp_path):
     [
         ("--model Llama-3.1-8", "did you mean 'Llama-3.1-8B'?"),
         ("--model gpt2 --card H201", "did you mean 'H200'?"),
-        ("--model gpt2 --card cpu", "'cpu' is not in"),
+        ("--model gpt2 --card cpu", "'cpu' is not a GPU of"),
         ("--model gpt2 --memory 24", "with its unit"),
         ("--model gpt2 --batch 0", "expected 1 to 4096"),
         ("--model gpt2 --lengths 1,x", "a request log"),

@@ -372,7 +372,7 @@ def test_the_command_that_measures_asks_the_very_same(command):
 @pytest.mark.parametrize("words, said", [
     (["--card", "H200"], "recommend: expected a model"),
     (["--model", "Llama-3.1-9B", "--card", "H200"], "did you mean"),
-    (["--model", "Llama-3.1-8B", "--card", "H300"], "'H300' is not in cuattn/devices.py; did you mean"),
+    (["--model", "Llama-3.1-8B", "--card", "H300"], "'H300' is not a GPU of cuattn/devices.py; did you"),
     (["--model", "Llama-3.1-8B", "--card", "H200", "--phase", "training"], "--phase: 'training'"),
     (["--model", "Llama-3.1-8B", "--card", "H200", "--batch", "0"], "--batch: expected 1 to"),
     (["--model", "Llama-3.1-8B", "--card", "H200", "--runs", "nowhere"], "--runs: nowhere does not exist"),

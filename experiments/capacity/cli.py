@@ -105,7 +105,8 @@ def asked_card(name: str | None, otherwise: str = "") -> Device | None:
         return None
     found = lookup(name)
     if found is None or found.arch == "cpu":
-        raise UserError(f"--card: '{name}' is not in cuattn/devices.py; {nearest(name, CARDS)}{otherwise}")
+        raise UserError(f"--card: '{name}' is not a GPU of cuattn/devices.py; {nearest(name, CARDS)}"
+                        f"{otherwise}")
     return found
 
 
