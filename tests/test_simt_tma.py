@@ -87,7 +87,7 @@ def test_prim_loads(machine, rng, rank, swizzle):
 @pytest.mark.parametrize("swizzle", tensor_map.SWIZZLES)
 @pytest.mark.parametrize("rank", SHAPES)
 def test_prim_stores(machine, rng, rank, swizzle):
-    """Past the end of every dimension; never before its begin, where hardware stores nothing."""
+    """Past the end of every dimension; never before its beginning, which no store may."""
     for memory, box, at in cases(rank, swizzle, rng, cut=16):
         array, at = memory[..., :-16], tuple(map(abs, at))
         shared = tile_of_bytes(rng, box, array.itemsize)
