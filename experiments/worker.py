@@ -84,8 +84,10 @@ def serve(
 
 
 def hush_destructors() -> None:
-    """Keeps quiet where CuPy cannot free something: once a kernel has failed no destructor succeeds, and the row
-    says why. Cython tells some of it to one hook, some to the other."""
+    """Keeps quiet where CuPy cannot free something: once a kernel has failed no destructor succeeds.
+
+    The row says why. Cython tells some of it to one hook, some to the other.
+    """
 
     def quiet(hook, error_of):
         def told(*what) -> None:

@@ -133,7 +133,8 @@ def run(machine, params, repeat=QUICK, **phases):
 def test_a_suites_rest_reaches_the_timer(gpu, monkeypatch):
     held = []
     monkeypatch.setattr(PlayedGpu, "hold", lambda self, us: held.append(us))
-    assert run(gpu, PREFILL, Repeat(min_samples=2, max_samples=3, timeout_s=0.05, rest_us=4321.0))["status"] == "ok"
+    paced = Repeat(min_samples=2, max_samples=3, timeout_s=0.05, rest_us=4321.0)
+    assert run(gpu, PREFILL, paced)["status"] == "ok"
     assert 4321.0 in held
     held.clear()
     assert run(gpu, PREFILL)["status"] == "ok" and 4321.0 not in held

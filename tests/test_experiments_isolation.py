@@ -123,8 +123,10 @@ n = [20, 21, 22, 23, 24]
 @pytest.mark.parametrize("hook", ["unraisablehook", "excepthook"])
 @pytest.mark.parametrize("module, told", [("cupy_backends.cuda.api.driver", False), ("builtins", True)])
 def test_a_dead_context_says_nothing_when_it_is_taken_down(capsys, monkeypatch, hook, module, told):
-    """What fails to be freed behind a kernel that has failed is no news, and would be a traceback on the screen.
-    Cython prints an error of code without the interpreter's lock as one that nobody caught."""
+    """What fails to be freed behind a kernel that has failed is no news, and would be a traceback.
+
+    Cython prints an error of code without the interpreter's lock as one that nobody caught.
+    """
     error = type("CUDADriverError", (RuntimeError,), {"__module__": module})("illegal address")
 
     class Module:

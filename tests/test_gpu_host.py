@@ -164,7 +164,7 @@ def test_a_launch_with_an_array_of_its_own_making_is_not_repeated(launches, monk
     ("A100-80", None, {}, "flash"),
 ])
 def test_auto_is_the_fastest_that_takes_the_arrays(launches, card, change, options, kernel):
-    """The copies of flash_hopper step by strides that are positive; its first argument is a map of 128 bytes."""
+    """The copies of flash_hopper step by positive strides; its first argument is a map of 128 bytes."""
     machines._open["gpu"].device = CARDS[card]
     q, k, v = qkv()
     if change == "repeated":  # one row of keys, seen 200 times

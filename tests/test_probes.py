@@ -1,4 +1,4 @@
-"""The probe of load widths: every byte once at each width, and an answer that a wrong buffer does not have."""
+"""The probe of load widths: every byte once at each width, and an answer that no wrong buffer has."""
 from __future__ import annotations
 
 import json

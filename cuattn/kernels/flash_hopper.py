@@ -27,11 +27,12 @@ WARP_ROWS = 16  # of a warp
 def smem_bytes(d: int, block_m: int, block_n: int, stages: int, o_over_q: bool) -> int:
     """sizeof(Smem): the tiles, then the mbarriers."""
     row, consumers = 2 * round_up(d, PANEL), block_m // WARPGROUP_ROWS
-    return round_up(row * ((1 if o_over_q else 2) * block_m + 2 * stages * block_n) + 8 * (2 * consumers + 4 * stages), ALIGNMENT)
+    tiles = row * ((1 if o_over_q else 2) * block_m + 2 * stages * block_n)
+    return round_up(tiles + 8 * (2 * consumers + 4 * stages), ALIGNMENT)
 
 
-# Rows and keys of a tile, by padded head dim: as many rows as a block's registers hold beside O, and keys as shared
-# memory has. The last number is how fast a row goes, against the first tile of that head dim.
+# Rows and keys of a tile, by padded head dim: as many rows as a block's registers hold beside O, and keys as
+# shared memory has. The last number is how fast a row goes, against the first tile of that head dim.
 TILES = {
     64: ((192, 128, 1.0), (128, 128, 0.87)),
     128: ((128, 128, 1.0),),
@@ -62,7 +63,8 @@ def _time(shape: AttentionShape, device, block_m: int, block_n: int, rate: float
         steps.append(ceil_div(max(visible, 0), block_n))
     turns, pairs = _deal(shape, device, block_m)
     alone = shape.causal and not pairs
-    share = max(steps) if alone else ceil_div(turns, device.sms) * sum(steps) * shape.b * shape.h / max(turns, 1)
+    each = sum(steps) * shape.b * shape.h / max(turns, 1)
+    share = max(steps) if alone else ceil_div(turns, device.sms) * each
     return share * block_m / rate
 
 
@@ -78,14 +80,16 @@ def plan(shape: AttentionShape, device, overrides=None) -> Plan:
     block_m, block_n = _tiles(shape, device)
     block_m, block_n = chosen["block_m"] or block_m, chosen["block_n"] or block_n
     stages = chosen["stages"]
-    if block_m not in (2 * WARPGROUP_ROWS, 3 * WARPGROUP_ROWS) or block_n % 16 or not 16 <= block_n <= 256 or stages < 1:
-        raise Unsupported("flash_hopper: block_m must be 128 or 192, block_n a multiple of 16 up to 256 and stages "
-                          f"at least 1, got block_m={block_m}, block_n={block_n}, stages={stages}; change them")
+    rows_fit = block_m in (2 * WARPGROUP_ROWS, 3 * WARPGROUP_ROWS)
+    if not rows_fit or block_n % 16 or not 16 <= block_n <= 256 or stages < 1:
+        raise Unsupported("flash_hopper: block_m must be 128 or 192, block_n a multiple of 16 up to 256 and "
+                          f"stages at least 1, got block_m={block_m}, block_n={block_n}, stages={stages}; "
+                          "change them")
     o_over_q = smem_bytes(shape.d, block_m, block_n, stages, False) > device.smem_per_block
     smem = smem_bytes(shape.d, block_m, block_n, stages, o_over_q)
     if smem > device.smem_per_block:
-        raise Unsupported(f"flash_hopper: {stages} stages of {block_n} keys and {block_m} queries at head dim "
-                          f"{shape.d} need {smem} bytes of shared memory, {device.name} grants "
+        raise Unsupported(f"flash_hopper: {stages} stages of {block_n} keys and {block_m} queries at head "
+                          f"dim {shape.d} need {smem} bytes of shared memory, {device.name} grants "
                           f"{device.smem_per_block}; choose smaller block_n or stages")
     turns, pairs = _deal(shape, device, block_m)
     compiled = {
@@ -96,7 +100,8 @@ def plan(shape: AttentionShape, device, overrides=None) -> Plan:
     grid = (min(turns, device.sms), 1, 1)
     rows = {"q": WARPGROUP_ROWS, "k": block_n, "v": block_n, "o": WARP_ROWS}
     maps = {name: TileMap(name, (1, of, 1, PANEL), SWIZZLE) for name, of in rows.items()}
-    launch = Launch(FILE, "flash_hopper", grid, 128 * (block_m // WARPGROUP_ROWS + 1), smem, compiled, maps=maps)
+    threads = 128 * (block_m // WARPGROUP_ROWS + 1)
+    launch = Launch(FILE, "flash_hopper", grid, threads, smem, compiled, maps=maps)
     return Plan((launch,), {**chosen, "block_m": block_m, "block_n": block_n})
 
 
@@ -113,7 +118,8 @@ ROW = Row(
     name="flash_hopper", family="prefill", file=FILE, archs=("sm_90a",), dtypes=("float16", "bfloat16"),
     head_dims=range(8, 257, 8), features=frozenset({"causal", "gqa", "lse"}),
     constants={"block_m": None, "block_n": None, "stages": 2, "turns": True},
-    choices={"block_m": (128, 192), "block_n": (64, 80, 96, 128, 176), "stages": (2, 3), "turns": (False, True)},
+    choices={"block_m": (128, 192), "block_n": (64, 80, 96, 128, 176), "stages": (2, 3),
+             "turns": (False, True)},
     teaches="Copy, multiply and exponentiate at the same time: bulk copies into rings, products that run by "
             "themselves, warps with roles.",
     plan=plan, cost=cost, arguments=arguments,
