@@ -12,6 +12,7 @@ import pandas as pd
 from dashboard import rows, style
 from dashboard.charts import columns, panels, tooltips
 from dashboard.labels import count
+from experiments.suite import AXES
 
 TITLE, ORDER = "dtype of the sums", "order of keys"
 CARRIED = (
@@ -77,7 +78,7 @@ def by_order(made: pd.DataFrame):
     names = zip(drawn["panel"], drawn["chunks"])
     drawn = drawn.assign(panel=[f"{panel} · {number:.0f} chunks" for panel, number in names])
     flat = alt.Axis(labelAngle=0)
-    x = alt.X(field="key_order", type="nominal", sort=list(style.KEY_ORDERS), title=ORDER, axis=flat)
+    x = alt.X(field="key_order", type="nominal", sort=list(AXES["key_order"].choices), title=ORDER, axis=flat)
     marks = _error_layers(drawn, x, style.text("key_order", ORDER))
     words = "Largest error against float64 by the order in which chunks are added"
     kind = [*_error_kind(drawn), "rising: those that weigh least are added first; all orders hold equal keys"]

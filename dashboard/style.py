@@ -139,7 +139,6 @@ SUMS = {
     "bfloat16": (PURPLE, "diamond"),
     "float32": (BLUE, "square"),
 }
-KEY_ORDERS = ("mixed", "rising", "falling")
 
 
 def mark_table(fixed: dict[str, tuple[str, str]], names) -> dict[str, tuple[str, str]]:
