@@ -1,4 +1,7 @@
-"""Every kernel under NVIDIA's compute-sanitizer: what the CPU machine finds is asked of the hardware too."""
+"""Kernels under NVIDIA's compute-sanitizer: what the CPU machine finds is asked of the hardware too.
+
+Every one but the probes that only read, multiply or do nothing.
+"""
 from __future__ import annotations
 
 import re
@@ -31,7 +34,7 @@ def findings(tool: str, said: str) -> str:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("tool", CLEAN)
-def test_every_kernel_is_clean(tool):
+def test_kernels_are_clean(tool):
     from traffic_cases import CASES
 
     if not shutil.which("compute-sanitizer"):
