@@ -65,8 +65,8 @@ struct Work {
 };
 
 /// Which tiles of queries a block takes: the blocks take turns, head after head, so that keys and values are
-/// still in the L2 cache. With PAIRS, for causal masks, a turn is a long tile of one head and, second, the short
-/// one of the next that makes up for it.
+/// still in the L2 cache. With PAIRS, for causal masks, a turn is a long tile of one head and, second, the
+/// short one of the next that makes up for it.
 struct Schedule {
   const Sizes& size;
   int turn = blockIdx.x, taken = 0;

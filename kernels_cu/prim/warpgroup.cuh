@@ -23,8 +23,8 @@ DEVICE bool elect_one(SITE_ONLY) {
 #endif
 }
 
-/// x, equal in all lanes of the warp, which the compiler learns by this: what follows from it is computed once for
-/// the warp, in uniform registers. All lanes call it.
+/// x, equal in all lanes of the warp, which the compiler learns by this: what follows from it is computed once
+/// for the warp, in uniform registers. All lanes call it.
 template <class T> DEVICE T warp_uniform(T x SITE) { return shuffle(x, 0 AT_SITE); }
 
 /// x, of which the compiler does not know that it is x: what is computed from it anew is not kept in registers

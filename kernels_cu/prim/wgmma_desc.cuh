@@ -43,7 +43,7 @@ DEVICE uint64_t matrix_descriptor(const void* s_start, int leading, int stride, 
 }
 
 /// The same matrix, `bytes` further on. NOTE: shared memory ends before a carry would, so that only the lower
-/// half changes. Of what it is the compiler learns nothing: knowing that there is no carry, it would add 64 bits.
+/// half changes. What it is the compiler is not told: knowing that nothing carries, it would add 64 bits.
 DEVICE uint64_t advance(uint64_t descriptor, int bytes) {
   uint32_t lower = uint32_t(descriptor);
 #if !defined(CUATTN_SIMT)
