@@ -6,20 +6,19 @@ import os
 import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing import get_context
 from typing import Annotated, Any, Optional
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from cuattn import compile as compiler
 from cuattn.compilers import compiler_of
 from cuattn.devices import Device
-from cuattn.kernels.base import Unsupported
+from cuattn.kernels.base import Launch, Unsupported
 from experiments.capacity.cli import asked_card
 from experiments.catalog import Entry, catalog
-from experiments.console import console, fail
+from experiments.console import console, fail, progress_bar
 from experiments.costs import plan_of
 from experiments.run_cli import KernelPaths
 from experiments.suite import Suite, load_suite
@@ -29,12 +28,20 @@ from experiments.words import UserError, several
 
 @dataclass(frozen=True)
 class Wanted:
-    """A binary: a file with its constants, `stamped` where a suite asks how busy multiprocessors are."""
+    """A binary: a file with its constants, `stamped` where a suite asks how busy multiprocessors are.
+
+    It holds every kernel of the file, of which `entry` is one.
+    """
 
     file: str
-    entry: str
     constants: tuple[tuple[str, Any], ...]
-    stamped: bool = False
+    stamped: bool
+    entry: str = field(compare=False)
+
+    @classmethod
+    def of(cls, launch: Launch, stamped: bool = False) -> Wanted:
+        """What a launch needs."""
+        return cls(launch.file, tuple(sorted(launch.constants.items())), stamped, launch.entry)
 
 
 def wanted(suite: Suite, card: Device, known: Mapping[str, Entry]) -> dict[Wanted, None]:
@@ -50,12 +57,10 @@ def wanted(suite: Suite, card: Device, known: Mapping[str, Entry]) -> dict[Wante
             continue
         for launch in plan.launches:
             for stamped in (False, True)[: 1 + suite.repeat.sm_busy]:
-                constants = tuple(sorted(launch.constants.items()))
-                found.setdefault(Wanted(launch.file, launch.entry, constants, stamped))
+                found.setdefault(Wanted.of(launch, stamped))
     if found:  # every time stands beside that of an empty kernel
         empty = plan_of({"family": "probe", "dtype": "bfloat16"}, known["empty"], card)
-        for launch in empty.launches:
-            found.setdefault(Wanted(launch.file, launch.entry, tuple(sorted(launch.constants.items()))))
+        found |= dict.fromkeys(map(Wanted.of, empty.launches))
     return found
 
 
@@ -70,12 +75,9 @@ def compile_one(target: str, what: Wanted) -> str:
 
 def compile_all(binaries: Iterable[Wanted], target: str, jobs: int) -> list[str]:
     """Build them on so many processes, with a bar; the failures in a sentence each."""
-    columns = (TextColumn("compiling"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     binaries, failures = list(binaries), []
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool, Progress(
-        *columns, console=console, transient=True
-    ) as bar:
-        task = bar.add_task("", total=len(binaries))
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool, progress_bar() as bar:
+        task = bar.add_task("compiling", total=len(binaries))
         for done in as_completed([pool.submit(compile_one, target, what) for what in binaries]):
             failures += filter(None, [done.result()])
             bar.advance(task)

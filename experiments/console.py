@@ -6,6 +6,7 @@ import sys
 
 from rich.console import Console
 from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from experiments.store import Loaded
 from experiments.words import several
@@ -13,6 +14,12 @@ from experiments.words import several
 WIDE = 160  # columns where the output is not a terminal's, such as a log of continuous integration
 console = Console() if sys.stdout.isatty() else Console(width=WIDE)
 errors = Console(stderr=True)
+
+
+def progress_bar(on: Console = console) -> Progress:
+    """A bar with what is being done, how many are done, and since when; it leaves no trace."""
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    return Progress(*columns, console=on, transient=True)
 
 
 def say(text: str) -> None:

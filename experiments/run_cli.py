@@ -10,10 +10,9 @@ from typing import Annotated, Optional
 
 import typer
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from experiments import runner, store, tables
-from experiments.console import console, note
+from experiments.console import console, note, progress_bar
 from experiments.interrupts import INTERRUPTED, held, ignore
 from experiments.requests import check_executor, check_machine, check_timer
 from experiments.sweep import Options
@@ -182,13 +181,7 @@ def _complete(opened: runner.Run, crew, cases) -> None:
         f"{many}{escape(crew.device['device'])}, into {escape(str(opened.path))}",
         highlight=False,
     )
-    columns = (
-        TextColumn("{task.description}", table_column=None),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=console, transient=True) as bar:
+    with progress_bar() as bar:
         task = bar.add_task("starting", total=len(cases))
 
         def progress(case, row) -> None:

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from experiments.ab import live
 from experiments.ab import tables as shown
 from experiments.ab.comparison import Comparison
 from experiments.ab.live import Subject
 from experiments.catalog import catalog
+from experiments.console import progress_bar
 from experiments.interrupts import INTERRUPTED
 from experiments.requests import need_gpu
 from experiments.suite import load_suite
@@ -75,8 +75,7 @@ def compare_live(asked: Asked, margin: float, confidence: float, console: Consol
 
 
 def _with_progress(worker, points, sides: tuple[Subject, Subject], sureness, console: Console, log):
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=console, transient=True) as bar:
+    with progress_bar(console) as bar:
         task = bar.add_task("starting", total=len(points))
 
         def progress(point, outcome) -> None:
