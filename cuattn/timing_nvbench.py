@@ -34,12 +34,12 @@ def available() -> bool:
 def measure(
     fn: Callable[[], object], machine, *, min_samples: int = 10, max_samples: int = 300,
     timeout_s: float = 10.0, rel_noise: float = 0.005, cache: str = "cold", graph: bool = False,
-    empty: Callable[[], object] | None = None,
+    empty: Callable[[], object] | None = None, rest_us: float = 0.0,
 ) -> Timing:
     """Time `fn` on a GPU with NVBench; parameters as in `timing.measure`.
 
-    NVBench has no most samples: `max_samples` of them are kept, the first. `fn` is called from another thread,
-    one call at a time.
+    NVBench has no most samples: `max_samples` of them are kept, the first. It has a pace of its own, whatever
+    `rest_us`. `fn` is called from another thread, one call at a time.
 
     Raises
     ------

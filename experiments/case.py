@@ -144,7 +144,6 @@ def _correct(subject, row) -> bool:
 
 def _time(machine, params, subject, repeat: Repeat, row) -> None:
     graph = params["mode"] == "graph"
-    pace = {"rest_us": repeat.rest_us} if repeat.timer == "events" else {}
     taken = {"events": timing, "nvbench": timing_nvbench}[repeat.timer].measure(
         subject.run,
         machine,
@@ -155,7 +154,7 @@ def _time(machine, params, subject, repeat: Repeat, row) -> None:
         cache=params["cache_mode"],
         graph=graph,
         empty=cuattn.plan_probe(machine, "empty").run,
-        **pace,
+        rest_us=repeat.rest_us,
     )
     row |= {
         "measured_time_us": taken.median_us,

@@ -65,7 +65,10 @@ def play(monkeypatch, gpus: int = 1) -> ModuleType:
     torch.int16, torch.from_dlpack = np.int16, Tensor
     torch.empty = lambda shape, dtype, device: _allocated(np.full(shape, 7, dtype))
     torch.empty_like = lambda x: _allocated(np.full_like(x.array, 7))
-    taken = lambda: torch.allocated  # noqa: E731
+
+    def taken() -> int:
+        return torch.allocated
+
     torch.cuda = SimpleNamespace(
         is_available=lambda: gpus > 0, reset_peak_memory_stats=lambda: None, memory_allocated=taken,
         max_memory_allocated=taken, empty_cache=lambda: None, default_stream=lambda: None,

@@ -168,9 +168,9 @@ def _held_for(offer: Offer) -> float:
 
 
 def pick(pool: Sequence[Offer], page: int) -> Offer | None:
-    """The fastest, an extended time held for more; of those about as fast the leanest; of those about as lean the least peculiar.
+    """The fastest; of those about as fast the leanest; of those about as lean the least peculiar.
 
-    That is one whose plan chooses its constants itself, with the page nearest to `page`; then the fastest.
+    An extended time is held for more. The least peculiar is one whose plan chooses its constants itself, with the page nearest to `page`; then the fastest.
     """
     if not pool:
         return None

@@ -125,8 +125,8 @@ def _table(asked: Asked, answer: Answer, top: str):
         caption = (f"Times of one layer: measured; interpolated between the nearest rows of {q.device.name}, "
                    f"log-log in N and B; or extended up to {REACH}× beyond them.")
     least = "the plan's own constants" + f", the page nearest to {q.page}" * (answer.family == "decode")
-    caption += (f" Memory is modelled. Chosen: the fastest, extended times held for {FAR_TIME:.0%} more; within {NEAR_TIME:.0%} of it the leanest; within "
-                f"{NEAR_MEMORY:.0%} of that {least}.")
+    caption += (f" Memory is modelled. Chosen: the fastest, extended times held for {FAR_TIME:.0%} more; within "
+                f"{NEAR_TIME:.0%} of it the leanest; within {NEAR_MEMORY:.0%} of that {least}.")
     table = tables.new_table(f"{title}: {escape(q.model.name)}, {b:,} × {q.context:,} tokens", caption)
     for head in ("", "kernel"):
         table.add_column(head, no_wrap=True)
