@@ -34,10 +34,10 @@ test-gpu: $(READY)  ## the tests that need a GPU
 dashboard: $(READY)  ## open the dashboard in the browser
 	@$(PY) -m streamlit run dashboard/app.py --server.port $(PORT)
 
-# A suite already there is resumed; remove its folder to record it anew.
+# Of a suite already there only what has aged is taken anew; remove its folder for all of it.
 record: $(READY)  ## run the recorded suites on this GPU into experiments/recorded/RECORD
 	@set -e; for suite in $(SUITES); do out=experiments/recorded/$(RECORD)/$$suite; \
-	  if [ -e $$out/manifest.json ]; then $(PY) -m experiments resume $$out; \
+	  if [ -e $$out/manifest.json ]; then $(PY) -m experiments record $$out; \
 	  else $(PY) -m experiments run $$suite --machine gpu --out $$out; fi; done
 
 sizes: $(READY)  ## the longest files and functions, and lines that stand twice

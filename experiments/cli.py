@@ -127,6 +127,7 @@ def _duration(seconds: float) -> str:
 app.command()(build_cli.build)
 app.command()(run_cli.run)
 app.command()(run_cli.resume)
+app.command()(run_cli.record)
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""The commands run and resume."""
+"""The commands run, resume and record."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Annotated, Optional
 import typer
 from rich.markup import escape
 
-from experiments import runner, store, tables
+from experiments import renewal, runner, store, tables
 from experiments.console import console, note, progress_bar
 from experiments.interrupts import INTERRUPTED, held, ignore
 from experiments.requests import check_executor, check_machine, check_timer
@@ -96,6 +96,7 @@ class _Stopping:
     """An interrupt within the block ends as a sentence, which names the run once there is one."""
 
     path: Path | None = None
+    command: str = "resume"
 
     def __enter__(self) -> _Stopping:
         return self
@@ -106,7 +107,7 @@ class _Stopping:
         ignore()
         text = "Stopped before the run began."
         if self.path is not None:
-            again = shlex.join(["resume", str(self.path)])
+            again = shlex.join([self.command, str(self.path)])
             text = f"Stopped. What was done is kept; go on with: python -m experiments {again}"
         console.print(escape(text), highlight=False, soft_wrap=True)
         raise SystemExit(INTERRUPTED) from None
@@ -173,7 +174,26 @@ def resume(
             _complete(opened, crew, cases)
 
 
-def _complete(opened: runner.Run, crew, cases) -> None:
+def record(
+    run: Annotated[Path, typer.Argument(help="The run's folder, such as one below experiments/recorded.")],
+    devices: Devices = None,
+    jobs: Jobs = None,
+    wait: Wait = False,
+) -> None:
+    """Bring a run up to date: run what its suite has today and it lacks, and again what has aged or failed."""
+    with _Stopping(run, "record"), renewal.renew(run, note, wait) as opened:
+        cases = renewal.aged(opened)
+        if not cases:
+            console.print(f"Nothing has aged: {several(len(opened.cases), 'case')}, each with its row of today.")
+            store.write_manifest(opened.path, opened.manifest)
+            renewal.finish(opened)
+            return
+        with runner.crew_for(opened, devices, jobs, note, wait) as crew:
+            renewal.note_renewal(opened, crew)
+            _complete(opened, crew, cases, renewal.finish)
+
+
+def _complete(opened: runner.Run, crew, cases, finish=runner.finish) -> None:
     """Execute the cases with a progress bar, write the parquet, print the table, exit as the rows deserve."""
     many = f"{len(crew.workers)} × " if len(crew.workers) > 1 else ""
     console.print(
@@ -198,12 +218,12 @@ def _complete(opened: runner.Run, crew, cases) -> None:
                 )
 
         runner.execute(opened, crew, cases, progress)
-    _close(opened)
+    _close(opened, finish)
 
 
-def _close(opened: runner.Run) -> None:
+def _close(opened: runner.Run, finish=runner.finish) -> None:
     """Write the parquet, say what came out; exit code 1 where a kernel failed."""
-    part = runner.finish(opened)
+    part = finish(opened)
     loaded = store.read_runs(opened.path)
     show_rows(loaded, opened.manifest)
     console.print(f"Results: {escape(str(part))}", highlight=False, soft_wrap=True)
