@@ -295,8 +295,10 @@ class GpuMachine:
     def capture(self, fn):
         """A callable that replays what `fn` launches as one CUDA graph.
 
-        `fn` must not allocate; a plan's `run` does not.
+        `fn` must not allocate; a plan's `run` does not. It runs once before it is captured, after whatever the
+        device has been given by then.
         """
+        self.synchronize()  # a stream of its own waits for no other, and `fn` reads what those write
         with self.xp.cuda.Stream(non_blocking=True) as stream:
             fn()  # modules load outside the capture
             stream.synchronize()

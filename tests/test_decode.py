@@ -290,6 +290,20 @@ def test_a_captured_graph_follows_lengths(rng, randn, kernel):
         cuattn.compare.check_decode(q, cache.k, cache.v, cache.table, np.array(now), o, lse).raise_if_bad()
 
 
+@pytest.mark.gpu
+def test_a_capture_waits_for_what_was_queued():
+    """It runs on a stream of its own, and would read a table or a length that is still on its way."""
+    machine = cuattn.open_machine("gpu")
+    source, target, ones = machine.empty(4, "float32"), machine.empty(4, "float32"), np.ones(4, np.float32)
+    later = machine.upload(ones)
+    machine.hold(1)
+    machine.synchronize()
+    machine.hold(50_000)
+    machine.xp.copyto(source, later)
+    machine.capture(lambda: machine.xp.copyto(target, source))
+    assert (machine.download(target) == ones).all()
+
+
 # --- merging states
 
 
