@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Optional
 
-import pandas as pd
 import typer
 from rich.markup import escape
 
@@ -17,7 +15,7 @@ from experiments.capacity import cli as capacity
 from experiments.catalog import current_hashes
 from experiments.choosing import recommend_cli, tune_cli
 from experiments.claims import cli as claims
-from experiments.console import console, fail, say_unreadable
+from experiments.console import console, fail, say_stale, say_unreadable
 from experiments.diagnose import cli as diagnose
 from experiments.explain import cli as explain
 from experiments.interrupts import raise_again
@@ -154,21 +152,12 @@ def show(
         rows = loaded.frame[loaded.frame["run_path"] == str(where)]
         rows = rows.reset_index(drop=True)
         show_rows(store.Loaded(rows), info.manifest)
-        _say_stale(rows, hashes)
+        say_stale(rows, hashes)
         for table in ladder_tables.tables(rows, ladder.rungs_of(info.manifest), info.path):
             console.print(table)
     say_unreadable(loaded)
     if loaded.frame.empty and loaded.quarantined:
         raise UserError(f"show: {path} holds nothing that can be read; name a run that has rows")
-
-
-def _say_stale(rows: pd.DataFrame, hashes: Mapping[str, str]) -> None:
-    """Which rows are not of today's sources."""
-    old = rows["kernel"][store.stale(rows, hashes)]
-    if len(old):
-        kernels = ", ".join(sorted(old.unique()))
-        console.print(f"[yellow]stale[/]: {several(len(old), 'row')} of {escape(kernels)}, whose source has "
-                      "changed since; run the suite anew for today's", highlight=False)
 
 
 for commands in (capacity, claims, compare, diagnose, explain, export_cli, recommend_cli, tune_cli):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 
+import pandas as pd
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from experiments.store import Loaded
+from experiments.store import Loaded, stale
 from experiments.words import several
 
 WIDE = 160  # columns where the output is not a terminal's, such as a log of continuous integration
@@ -35,6 +37,15 @@ def note(sentence: str) -> None:
 def fail(error: Exception) -> None:
     """Say what ended the command."""
     say(f"[red]error:[/] {escape(str(error))}")
+
+
+def say_stale(rows: pd.DataFrame, hashes: Mapping[str, str], so: str = "") -> None:
+    """Say, among the results, which rows are not of today's sources (`hashes`), and what follows."""
+    old = rows["kernel"][stale(rows, hashes)]
+    if len(old):
+        kernels = ", ".join(sorted(old.unique()))
+        console.print(f"[yellow]stale[/]: {several(len(old), 'row')} of {escape(kernels)}, whose source has "
+                      f"changed since{so}; run the suite anew for today's", highlight=False)
 
 
 def say_unreadable(loaded: Loaded, where: str = "") -> None:

@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from experiments import ceilings, cli, store
+from experiments.catalog import current_hashes
 from experiments.diagnose import row_causes
 from experiments.diagnose.causes import OPERATORS, check, diagnose
 from experiments.diagnose.row_causes import NONE, TOO_SMALL, UNTIMED, kernels
@@ -334,6 +335,20 @@ def test_the_command_reads_runs():
     assert "Inferred from the run quick on H200" in run(str(RECORDED / "h200" / "quick"))
     each = run(str(RECORDED / "h200" / "quick"), "--kernel", "flash")
     assert "row by row" in each and "standard" not in each.split("row by row")[1]
+
+
+def test_the_command_says_which_rows_are_stale(tmp_path, monkeypatch):
+    fresh = current_hashes()["flash"].split("+")[0]
+    probe = {**row("mma"), "family": "probe", "source_hash": "0123456789ab"}
+    planted(tmp_path, row("flash", source_hash=fresh), row("flash", source_hash="0123456789ab", seed=1),
+            row("standard", source_hash="0123456789ab"), row("mine", source_hash="0123456789ab"), probe)
+    said = "whose source has changed since, so that what is inferred holds for what it was; run the suite"
+    folder = str(tmp_path / "runs" / "planted")
+    assert f"stale: 2 rows of flash, standard, {said}" in run(folder)
+    assert f"stale: 1 row of flash, {said}" in run(folder, "--kernel", "flash")
+    assert "stale" not in run(folder, "--kernel", "mine")  # a kernel that is not the project's
+    monkeypatch.setattr("experiments.diagnose.cli.current_hashes", dict)
+    assert "stale" not in run(folder)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Optional
 
@@ -9,8 +10,9 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from experiments import tables
-from experiments.console import say_unreadable
+from experiments import store, tables
+from experiments.catalog import current_hashes
+from experiments.console import say_stale, say_unreadable
 from experiments.diagnose import row_causes
 from experiments.diagnose.causes import Diagnosis, Finding, check, describe, diagnose
 from experiments.diagnose.rules import CAUSES, FACTS, YES_NO
@@ -75,7 +77,8 @@ def register(app: typer.Typer, console: Console) -> None:
             if numbers:
                 raise UserError(f"diagnose: expected a run or numbers, got both; leave {run} or "
                                 f"{FACTS[next(iter(numbers))].option} out")
-            _print_rows(console, row_causes.kernels(run, kernel, say_unreadable), kernel is not None)
+            told = partial(_say_read, kernel=kernel)
+            _print_rows(console, row_causes.kernels(run, kernel, told), kernel is not None)
             return
         if kernel is not None:
             raise UserError("--kernel: only means something with a run; name its folder")
@@ -86,6 +89,14 @@ def register(app: typer.Typer, console: Console) -> None:
             if name in numbers:
                 numbers[name] = parse_bytes(numbers[name], FACTS[name].option)
         _print(console, diagnose(check(numbers)))
+
+
+def _say_read(loaded: store.Loaded, kernel: str | None) -> None:
+    """What could not be read, and which of the rows to be judged are of a source that is no longer."""
+    say_unreadable(loaded)
+    rows = loaded.frame[loaded.frame["family"].isin(row_causes.FAMILIES)]
+    rows = rows if kernel is None else rows[rows["kernel"] == kernel]
+    say_stale(rows, current_hashes(), ", so that what is inferred holds for what it was")
 
 
 def _print(console: Console, found: Diagnosis) -> None:
