@@ -138,7 +138,8 @@ def against_quoted(table: pd.DataFrame):
     chart = alt.layer(*layers).properties(height=alt.Step(ROW), width="container")
     words = "What was found over what the articles quote"
     marks = {"measured": "filled circle measured", "counted": "hollow circle counted",
-             "modelled": "upright stroke modelled", "compared": "diamond compared with float64"}
+             "modelled": "upright stroke modelled", "compared": "diamond compared with float64",
+             "inferred": "triangle inferred by diagnose"}
     said = [text for name, text in marks.items() if name in set(table["known"])]
     kind = " · ".join(["1 is as quoted", "grey bar the quoted range", "mark the median, line all", *said])
     far = table.loc[table["ratio"].map(lambda ratio: abs(math.log(ratio))).idxmax()]

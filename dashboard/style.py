@@ -89,6 +89,7 @@ KNOWN = {
     "counted": ("circle", False),
     "modelled": ("stroke", False),
     "compared": ("diamond", False),
+    "inferred": ("triangle-up", False),
 }
 
 MODE_DASH = {"launch": [1, 0], "graph": [5, 4]}

@@ -128,6 +128,10 @@ def test_what_diagnose_names_is_asked_of_a_child(open_page, monkeypatch):
     shipped = store.RECORDED / "h200"
     app = open_page("claims", shipped=shipped, claim="8")
     assert any("have a fault named" in text.value for text in app.markdown)
+    known = [set(frame.value["how known"]) for frame in app.dataframe if "case id" in frame.value]
+    assert known == [{"measured"}, {"measured"}, {"inferred"}, {"inferred"}]
+    (eight,) = (line for line in app.dataframe[1].value.to_dict("records") if line["claim"] == 8)
+    assert eight["how known"] == "measured, inferred"
     paths = (str(shipped / "ladder"), str(shipped / "ceilings"))
     told = {(run, case): cause for run, case, cause in json.loads(data.causes(paths, ()))}
     assert told == triage.causes(store.read_runs(list(map(Path, paths))).frame, current_hashes())

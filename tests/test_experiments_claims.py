@@ -383,6 +383,17 @@ def test_one_claim_in_full(monkeypatch, capsys, run, today):
     assert code == 0 and "70×" in out and "run-1" in out and "case-" in out and "the memory and speed" in out
 
 
+def test_what_diagnose_names_is_called_inferred(monkeypatch, capsys):
+    runs = [store.RECORDED / "h200" / name for name in ("ladder", "ceilings")]
+    _, out, _ = call(monkeypatch, capsys, "claims", *runs, "--claim", 8)
+    assert "measured, inferred, " in " ".join(out.split())
+    _, _, asked = out.partition("Of the rungs before flash, all")
+    assert "inferred" in asked and " measured " not in asked
+    told = json.loads(call(monkeypatch, capsys, "claims", *runs, "--claim", 8, "--json")[1])["claims"][0]
+    assert told["how"] == ["measured", "inferred"]
+    assert [part["how"] for part in told["parts"]] == [["measured"]] * 2 + [["inferred"]] * 2
+
+
 def test_json_holds_the_same(monkeypatch, capsys, run, today):
     code, out, _ = call(monkeypatch, capsys, "claims", run, "--json")
     told = json.loads(out)["claims"]

@@ -111,6 +111,15 @@ def test_claim_8_rungs_without_a_fault():
     assert named(climbed("6"), climbed("7", 10_000)) == [CONFIRMED, REFUTED]  # starved, if by nothing known
 
 
+def test_claim_8_says_what_is_measured_and_what_is_inferred():
+    small = climbed("1", symptom="parallelism", n=8192, m=8192)
+    found = finding(8, [*PROBES, small, climbed("7")])
+    hows = [part.how for part in found.parts]
+    assert hows == [("measured",), ("measured",), ("inferred",), ("inferred",)]
+    assert found.how == ("measured", "inferred")
+    assert {sample.how for part in found.parts[2:] for case in part.cases for sample in case.samples} == {"inferred"}
+
+
 def test_claim_8_is_a_share_of_the_rungs_at_a_shape():
     both = climbed("2a", symptom="launches"), climbed("6", symptom="launches")
     found = finding(8, [*PROBES, *both]).parts[2]

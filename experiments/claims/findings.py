@@ -71,7 +71,7 @@ class PartFinding:
 
     @property
     def how(self) -> tuple[str, ...]:
-        """measured, counted, modelled: those that stand behind it."""
+        """Those words of `HOW` that stand behind it."""
         return tuple(word for word in HOW if any(word in case.how for case in self.cases))
 
     @property

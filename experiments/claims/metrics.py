@@ -3,6 +3,7 @@
 A quantity that rests on a time is *measured* and is asked of a GPU's rows alone: how long the CPU machine
 takes is no time. Counts come from its counters where the row has them, else from the closed form, which is
 *modelled* and equals them to the byte. The error of a result is *compared* with float64, on either machine.
+What `diagnose` names is *inferred*.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from experiments.ceilings import Ceilings, of_rows
 from experiments.schema import COLUMNS, TAIL_SAMPLES
 from experiments.suite import load_suite
 
-MEASURED, COUNTED, MODELLED, COMPARED = HOW = ("measured", "counted", "modelled", "compared")
+MEASURED, COUNTED, MODELLED, COMPARED, INFERRED = HOW = (
+    "measured", "counted", "modelled", "compared", "inferred",
+)
 Known = tuple[float, str]  # a value, and how it is known
 
 
@@ -156,7 +159,7 @@ def _named_fault(row: Mapping[str, Any], beside: Beside) -> Known | None:
     cause = beside.causes.get((row["run_id"], row["case_id"]))
     if built is None or cause is None:
         return None
-    return float(cause in built if built else not cause), MEASURED
+    return float(cause in built if built else not cause), INFERRED
 
 
 @lru_cache
