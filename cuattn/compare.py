@@ -181,5 +181,5 @@ def check_append(k, v, k_before, v_before, block_table, cache_seqlens, k_after, 
         if count:
             index = index_of(int(differ.argmax()), want.shape, None)
             message = f"{name}: {count} elements have other bits, the first at (page, slot, h, d) = {index}"
-            return Verdict(False, float("inf"), 0.0, 0.0, 0.0, index, message)
-    return Verdict(True, 0.0, 0.0, 0.0, 0.0, (), "both caches hold the expected bits")
+            return Verdict(False, float("inf"), 0.0, None, None, index, message)
+    return Verdict(True, 0.0, 0.0, None, None, (), "both caches hold the expected bits")

@@ -19,6 +19,17 @@ RATES = {
 }
 
 
+def known_by(rate: str, frame: pd.DataFrame) -> str:
+    """How a rate of `RATES` is known, and of which rows, for a chart's subtitle."""
+    how = "bytes modelled, time measured" if rate == "gbps" else "measured"
+    return f"{how} on {rows.provenance(frame)} · median; the bar spans the quartiles"
+
+
+def legend(rate: str) -> str:
+    """The same in a word, for the legend of kernels."""
+    return f"kernel ({'bytes modelled' if rate == 'gbps' else 'measured'})"
+
+
 def panels(layers: list, data: pd.DataFrame, order: list[str]) -> alt.FacetChart:
     """Small multiples by `panel`, in rows that come out even and fill a window of 1400 pixels."""
     across = {1: 1, 2: 2, 4: 2}.get(len(order), 3)
@@ -53,7 +64,7 @@ def summary(frame: pd.DataFrame, rate: str, words: str, unit: str) -> str:
     best = "shortest" if unit == "µs" else "highest"
     kernels = ", ".join(sorted(frame["kernel"].unique()))
     return (
-        f"{words}: {len(frame)} measured points for {kernels}; the {best} is "
+        f"{words}: {len(frame)} timed points for {kernels}; the {best} is "
         f"{top[rate]:.4g} {unit} by {top['kernel']} at {top['shape']}."
     )
 
@@ -129,8 +140,7 @@ def dots(frame: pd.DataFrame, rate: str, words: str, ceiling: float = float("nan
     if ceiling > 0:
         layers += ceiling_rule(ceiling, unit, ceiling_name)
     chart = alt.layer(*layers).properties(height=alt.Step(30), width="container")
-    kind = f"measured on {rows.provenance(good)} · median; the bar spans the quartiles"
-    return style.finish(chart, words, kind, summary(good, rate, words, unit))
+    return style.finish(chart, words, known_by(rate, good), summary(good, rate, words, unit))
 
 
 def dot_layers(good: pd.DataFrame, rate: str, y: alt.Y, more: tuple[str, ...] = (), tell: tuple = ()) -> list:
@@ -139,7 +149,8 @@ def dot_layers(good: pd.DataFrame, rate: str, y: alt.Y, more: tuple[str, ...] = 
     `more` names columns to carry beside the usual ones, and `tell` are tooltips that precede the usual ones.
     """
     low, high, unit = RATES[rate]
-    base, colour = alt.Chart(columns(good, *rate_columns(rate), *more)), style.kernel_colour(good["kernel"])
+    base = alt.Chart(columns(good, *rate_columns(rate), *more))
+    colour = style.kernel_colour(good["kernel"], legend(rate))
     bars = base.mark_rule(strokeWidth=2, opacity=0.6).encode(
         x=alt.X(field=low, type="quantitative", title=unit), x2=alt.X2(high), y=y, color=colour
     )
@@ -148,7 +159,7 @@ def dot_layers(good: pd.DataFrame, rate: str, y: alt.Y, more: tuple[str, ...] = 
         x=alt.X(field=rate, type="quantitative", title=unit, scale=scale, axis=axis),
         y=y,
         color=colour,
-        shape=style.kernel_shape(good["kernel"]),
+        shape=style.kernel_shape(good["kernel"], legend(rate)),
         opacity=style.stale_opacity(),
         tooltip=[*tell, *tooltips(rate, unit)],
     )
@@ -227,7 +238,7 @@ def over_n(frame: pd.DataFrame, rate: str, words: str, ceiling: float = float("n
     data["stale"] = [value is True for value in data["stale"]]
     base = alt.Chart().transform_filter(f"isValid(datum.{rate})")
     x = style.log2_x("n", "N, keys", good["n"])
-    colour = style.kernel_colour(drawn["kernel"])
+    colour = style.kernel_colour(drawn["kernel"], legend(rate))
     line = base.mark_line(strokeWidth=2).encode(
         x=x,
         y=alt.Y(field=rate, type="quantitative", title=unit),
@@ -241,13 +252,13 @@ def over_n(frame: pd.DataFrame, rate: str, words: str, ceiling: float = float("n
         x=x,
         y=alt.Y(field=rate, type="quantitative", title=unit),
         color=colour,
-        shape=style.kernel_shape(drawn["kernel"]),
+        shape=style.kernel_shape(drawn["kernel"], legend(rate)),
         opacity=style.stale_opacity(),
         tooltip=tooltips(rate, unit),
     )
     layers = [line, bars, points]
     layers += column_failures(table, x, colour, alt.Chart())
-    kind = f"measured on {rows.provenance(good)} · median; the bar spans the quartiles"
+    kind = known_by(rate, good)
     if ceiling > 0:
         layers.append(alt.Chart().mark_rule(color=style.INK, strokeDash=[2, 3]).encode(y="max(ceiling):Q"))
         kind += f" · dotted: {ceiling_name} {ceiling:,.0f} {unit}"
@@ -264,7 +275,7 @@ def over_bytes(frame: pd.DataFrame):
         return None
     good = good.assign(mode=good["mode"].replace("", "launch"))
     data = columns(good, *rate_columns("gbps"), "modelled_bytes")
-    colour, base = style.kernel_colour(good["kernel"]), alt.Chart(data)
+    colour, base = style.kernel_colour(good["kernel"], legend("gbps")), alt.Chart(data)
     x = style.log_x("modelled_bytes", "bytes moved", good["modelled_bytes"], "~s")
     y = alt.Y(field="gbps", type="quantitative", title="GB/s", scale=alt.Scale(zero=True))
     modes = alt.Scale(domain=list(style.MODE_DASH), range=list(style.MODE_DASH.values()))
@@ -282,11 +293,10 @@ def over_bytes(frame: pd.DataFrame):
         x=x,
         y=y,
         color=colour,
-        shape=style.kernel_shape(good["kernel"]),
+        shape=style.kernel_shape(good["kernel"], legend("gbps")),
         opacity=style.stale_opacity(),
         tooltip=tooltips("gbps", "GB/s"),
     )
     chart = alt.layer(line, bars, points).properties(height=360, width="container")
     words = "What the device can move, GB/s, over bytes moved at once"
-    kind = f"measured on {rows.provenance(good)} · median; the bar spans the quartiles"
-    return style.finish(chart, words, kind, summary(good, "gbps", words, "GB/s"))
+    return style.finish(chart, words, known_by("gbps", good), summary(good, "gbps", words, "GB/s"))

@@ -12,6 +12,8 @@ from dashboard.charts import (
     by_load,
     column_failures,
     columns,
+    known_by,
+    legend,
     panels,
     rate_columns,
     summary,
@@ -55,8 +57,8 @@ def over_pages(frame: pd.DataFrame, rate: str, loads: str = "batches of one leng
     carried = (*rate_columns(rate), "page_size", "order", floor)
     data = pd.concat([columns(good, *carried), lost], ignore_index=True)
     data["stale"] = [value is True for value in data["stale"]]
-    words = f"Decode of {loads} over page size, " + ("achieved GB/s" if rate == "gbps" else "time in µs")
-    kind = [f"measured on {rows.provenance(good)} · median; the bar spans the quartiles"]
+    words = f"Decode of {loads} over page size, " + ("requested GB/s" if rate == "gbps" else "time in µs")
+    kind = [known_by(rate, good)]
     bounded = good[floor].notna().any()
     if bounded:
         kind[0] += f" · dotted: {FLOOR}"
@@ -176,7 +178,7 @@ def _page_layers(good: pd.DataFrame, rate: str, floor: str, lost: pd.DataFrame) 
     base = alt.Chart().transform_filter(f"isValid(datum.{rate})")
     x = style.log2_x("page_size", "page size, tokens", good["page_size"])
     y = _height(good, rate, unit)
-    colour = style.kernel_colour(good["kernel"])
+    colour = style.kernel_colour(good["kernel"], legend(rate))
     dash = _order_dash()
     layers = [
         base.mark_line(strokeWidth=2).encode(x=x, y=y, color=colour, strokeDash=dash, detail="series:N"),
@@ -187,7 +189,7 @@ def _page_layers(good: pd.DataFrame, rate: str, floor: str, lost: pd.DataFrame) 
             x=x,
             y=y,
             color=colour,
-            shape=style.kernel_shape(good["kernel"]),
+            shape=style.kernel_shape(good["kernel"], legend(rate)),
             opacity=style.stale_opacity(),
             tooltip=[style.text("order", "pages"), *tooltips(rate, unit)],
         ),

@@ -195,9 +195,9 @@ def uses(made: pd.DataFrame, quoted: Mapping[str, Mapping[str, float]] | None = 
     quotes = (quoted or {}).items()
     parts = (
         ("tensor use, %", MEASURED, 100 * good["tensor_use"]),
-        ("bandwidth use, %", MEASURED, 100 * good["bandwidth_use"]),
+        ("bandwidth use, %", MODELLED, 100 * good["bandwidth_use"]),
         ("multiprocessors busy, %", MEASURED, 100 * good["measured_sm_busy"]),
-        ("launches in the time, %", MEASURED, 100 * good["launch_share"]),
+        ("launches in the time, %", MODELLED, 100 * good["launch_share"]),
         ("p99 over median", MEASURED, good["tail"]),
         *((panel, QUOTED, made["step"].map(dict(said)).astype("float64")) for panel, said in quotes),
     )
@@ -259,7 +259,7 @@ def _known_marks(long: pd.DataFrame, y, log: bool) -> list:
         layers.append(diamond.encode(x=x, y=y, color=alt.value(style.MUTED), tooltip=tell))
     if MODELLED in present:
         stroke = of(MODELLED).mark_point(filled=False, shape=TICK, size=110, strokeWidth=2, color=style.MUTED)
-        layers.append(stroke.encode(x=x, y=y, tooltip=tell))
+        layers.append(stroke.encode(x=x, y=y, opacity=style.stale_opacity(), tooltip=tell))
     if COUNTED in present:
         hollow = of(COUNTED).mark_point(filled=False, shape="circle", size=110, strokeWidth=2)
         colour = style.kernel_colour(long["kernel"], "kernel")

@@ -34,7 +34,7 @@ NUMBERS = (
     "measured_device_used_bytes",
     "measured_sm_busy",
     "measured_tflops",
-    "measured_gbps",
+    "modelled_gbps",
     "measured_tokens_per_s",
     "counted_launches",
     "counted_blocks",
@@ -52,6 +52,7 @@ NUMBERS = (
     "memory_reserve_bytes",
     "max_err",
     "tolerance",
+    "lse_err",
 )
 NAMES = (
     "run_id",
@@ -117,7 +118,7 @@ def _quartiles(out: pd.DataFrame) -> pd.DataFrame:
     low, high = low.fillna(time), high.fillna(time)
     out["tflops"] = out["measured_tflops"].where(out["measured_tflops"] > 0).fillna(flops / time / 1e6)
     out["gbps"] = (
-        out["measured_gbps"].where(out["measured_gbps"] > 0).fillna(moved.where(moved > 0) / time / 1e3)
+        out["modelled_gbps"].where(out["modelled_gbps"] > 0).fillna(moved.where(moved > 0) / time / 1e3)
     )
     for rate in ("tflops", "gbps"):
         out[f"{rate}_low"], out[f"{rate}_high"] = out[rate] * time / low, out[rate] * time / high

@@ -47,6 +47,7 @@ TABLE_COLUMNS = (
     "max_err",
     "tolerance",
     "margin",
+    "lse_err",
     "peak_gb",
     "formula_gb",
     "mode",
@@ -78,6 +79,7 @@ LABELS = {
     "of_roof": "measured share of the roof",
     "binds": "roof is of",
     "max_err": "largest error against float64",
+    "lse_err": "largest error of the LSE",
     "margin": "error ÷ tolerance",
     "gain": "measured default ÷ best",
     "measured_time_us": "measured median, µs",
@@ -92,13 +94,13 @@ LABELS = {
     "x_standard": "measured × standard",
     "x_flash": "measured × flash",
     "tensor_use": "measured tensor use",
-    "bandwidth_use": "measured bandwidth use",
+    "bandwidth_use": "modelled bandwidth use",
     "measured_sm_busy": "measured SMs busy",
-    "launch_share": "measured launch share",
+    "launch_share": "modelled launch share",
     "tail": "measured p99 ÷ median",
     "measured_tokens_per_s": "measured, attention only, token/s",
     "tflops": "measured TFLOP/s",
-    "gbps": "measured GB/s",
+    "gbps": "modelled GB/s",
     "peak_gb": "measured peak, GB",
     "formula_gb": "modelled peak, GB",
     "counted_bytes_loaded": "counted loaded, B",
@@ -230,7 +232,8 @@ def behind(view: pd.DataFrame, key: str, made_by: list[str]) -> None:
         f"Table ({some(len(view), 'row')}), CSV, and the command that makes it again",
         icon=":material/table:",
     ):
-        st.dataframe(view, hide_index=True, key=f"table-{key}", alt=f"The {len(view)} rows behind the chart.")
+        alt = f"The {len(view)} rows behind the chart."
+        st.dataframe(view, hide_index=True, key=f"table-{key}", placeholder="–", alt=alt)
         left, right = st.columns([1, 3], vertical_alignment="top")
         left.download_button(
             "Download CSV",

@@ -32,7 +32,7 @@ class Ceilings:
 def of_rows(frame: pd.DataFrame, device: str) -> Ceilings:
     """What these rows say of that device; another's are never borrowed."""
     probes = frame[(frame["family"] == "probe") & (frame["device"] == device) & (frame["status"] == "ok")]
-    read = probes[probes["kernel"] == "read"]["measured_gbps"].max()
+    read = probes[probes["kernel"] == "read"]["modelled_gbps"].max()
     products = probes[probes["kernel"] == "mma"].groupby("dtype", dropna=False)["measured_tflops"].max()
     products = products.dropna()
     return Ceilings(

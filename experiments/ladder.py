@@ -26,9 +26,9 @@ FACTS = {
     "mean_us": "mean of the samples",
     "tail": "99th percentile of the samples over their median; none with fewer than 100 samples",
     "tensor_use": "useful flop/s over the mma.sync rate that was measured on this device for this dtype",
-    "bandwidth_use": "requested bytes over the time, over the read rate measured on this device; the same "
+    "bandwidth_use": "modelled bytes over the time, over the read rate measured on this device; the same "
     "number is the share of the time that these bytes alone explain; above 1, L2 served some",
-    "launch_share": "launches times an empty kernel's time, over the time",
+    "launch_share": "modelled launches times an empty kernel's time, over the time",
 }
 
 
@@ -97,7 +97,7 @@ def facts(frame: pd.DataFrame, tops: Mapping[str, Ceilings]) -> pd.DataFrame:
     tops : mapping
         Device → what was measured of it (`ceilings.measured`).
     """
-    wanted = ["measured_time_us", "measured_p99_us", "measured_tflops", "measured_gbps", "measured_empty_us",
+    wanted = ["measured_time_us", "measured_p99_us", "measured_tflops", "modelled_gbps", "measured_empty_us",
               "modelled_launches"]
     x = {name: frame[name].astype("float64") for name in wanted}
     time = x["measured_time_us"].where((frame["status"] == "ok") & (x["measured_time_us"] > 0))
@@ -110,7 +110,7 @@ def facts(frame: pd.DataFrame, tops: Mapping[str, Ceilings]) -> pd.DataFrame:
         "mean_us": frame["measured_samples_us"].map(_mean).where(time.notna()).astype("float64"),
         "tail": x["measured_p99_us"] / time,
         "tensor_use": x["measured_tflops"] / pd.Series(compute, frame.index, "float64"),
-        "bandwidth_use": x["measured_gbps"] / read,
+        "bandwidth_use": x["modelled_gbps"] / read,
         "launch_share": x["modelled_launches"] * x["measured_empty_us"] / time,
     })
 

@@ -1,7 +1,9 @@
 """The columns of a result row: the one list that the runner writes by and every reader reads by.
 
 A column's kind says where its number comes from, and the kinds are never mixed: *measured* was timed or read
-on a GPU, *counted* comes from the CPU machine's counters, *modelled* from a kernel's closed form.
+on a GPU, *counted* comes from the CPU machine's counters, *modelled* from a kernel's closed form. What is
+*derived* is a quantity over a measured time: measured where the case itself fixes the quantity (its useful
+flops, its tokens), modelled where only a kernel's closed form gives it (the bytes that it requests).
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 TAIL_SAMPLES = 100  # fewer have no 99th percentile
 
 STATUSES = (
@@ -161,15 +163,15 @@ _MODELLED = (
     ("modelled_peak_bytes", _INT, "B", "inputs + outputs + scratch, closed form"),
 )
 _DERIVED = (
-    ("measured_tflops", _FLOAT, "TFLOP/s", "modelled_flops over measured_time_us; null without flops"),
-    ("measured_gbps", _FLOAT, "GB/s", "modelled bytes, read and written, over measured_time_us"),
+    ("measured_tflops", _FLOAT, "TFLOP/s", "useful flops, the shape's own, over measured_time_us"),
+    ("modelled_gbps", _FLOAT, "GB/s", "modelled bytes, read and written, over measured_time_us"),
     ("measured_tokens_per_s", _FLOAT, "tokens/s", "tokens over measured_time_us: one layer's attention only"),
     ("measured_p99_us", _FLOAT, "µs", f"99th percentile of the samples; null with fewer than {TAIL_SAMPLES}"),
 )
 _OUTCOME = (
     ("max_err", _FLOAT, "", "largest |O - reference|"),
     ("tolerance", _FLOAT, "", "what max_err may be"),
-    ("lse_err", _FLOAT, "", "largest |LSE - reference|"),
+    ("lse_err", _FLOAT, "", "largest |LSE - reference|; null without an LSE"),
     ("lse_tolerance", _FLOAT, "", "what lse_err may be"),
     ("check", _STRING, "", "full: every row compared; sampled: chosen rows, and finiteness of the rest"),
     ("memory_known_by", _STRING, "", "under a memory limit: its use was measured, counted or modelled"),
@@ -182,9 +184,10 @@ BY_NAME = {c.name: c for c in COLUMNS}
 ARROW = pa.schema([pa.field(c.name, c.type) for c in COLUMNS])
 # A row without a correctness pass carries none of these.
 PERFORMANCE = tuple(
-    n
-    for n in NAMES
-    if n.startswith("measured_") and n not in ("measured_peak_pool_bytes", "measured_device_used_bytes")
+    c.name
+    for c in COLUMNS
+    if c.kind in ("measured", "derived")
+    and c.name not in ("measured_peak_pool_bytes", "measured_device_used_bytes")
 )
 
 
@@ -195,7 +198,7 @@ def derive(row: dict[str, Any]) -> dict[str, Any]:
     moved = (row.get("modelled_bytes_loaded") or 0) + (row.get("modelled_bytes_stored") or 0)
     timed = time_us is not None and time_us > 0
     row["measured_tflops"] = flops / time_us / 1e6 if timed and flops else None
-    row["measured_gbps"] = moved / time_us / 1e3 if timed and moved else None
+    row["modelled_gbps"] = moved / time_us / 1e3 if timed and moved else None
     row["measured_tokens_per_s"] = tokens / time_us * 1e6 if timed and tokens else None
     samples = row.get("measured_samples_us")
     many = samples is not None and len(samples) >= TAIL_SAMPLES
@@ -241,9 +244,23 @@ def _within_int64(value: int) -> int:
     return value
 
 
+def _from_1(row: dict[str, Any]) -> dict[str, Any]:
+    """Version 1 called the rate of modelled bytes measured, and an LSE that is not there exact.
+
+    The tolerance tells: without an LSE a probe's was 0 and a peer's 1e-5; that of an LSE grows with the LSE.
+    Only where a query may see no key, whose LSE is -inf, it does not: such a row stays as it was.
+    """
+    row = {"modelled_gbps" if name == "measured_gbps" else name: value for name, value in row.items()}
+    sees = row.get("n") is not None and not (row.get("causal") and (row.get("m") or 0) > row["n"])
+    tolerances = (0, 1e-5) if sees else (0,)
+    if row.get("lse_err") == 0 and row.get("lse_tolerance") in tolerances:
+        del row["lse_err"], row["lse_tolerance"]
+    return row
+
+
 # Schema version -> what makes a row of the next version from one of that version, as `encode` writes rows.
-# Journals and parquet files are lifted alike. Empty while there is only one version.
-LIFTS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
+# Journals and parquet files are lifted alike.
+LIFTS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: _from_1}
 
 
 class Newer(ValueError):

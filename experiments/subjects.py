@@ -190,7 +190,7 @@ class Probe(_Ours):
         message = (
             f"{name}: {wrong} values differ from what the probe must leave behind" if wrong else "as expected"
         )
-        return Verdict(wrong == 0, float(wrong), 0.0, 0.0, 0.0, (), message)
+        return Verdict(wrong == 0, float(wrong), 0.0, None, None, (), message)
 
 
 def _fold(words) -> int:

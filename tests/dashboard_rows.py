@@ -226,7 +226,7 @@ def cpu_rows() -> dict[str, list[dict]]:
 
 def _untimed(row: dict) -> dict:
     return {
-        name: None if name.startswith("measured_") or name == "cache_mode" else value
+        name: None if schema.BY_NAME[name].kind in ("measured", "derived") or name == "cache_mode" else value
         for name, value in row.items()
     }
 

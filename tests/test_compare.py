@@ -87,6 +87,14 @@ def test_nan_in_the_reference_must_appear_in_the_output():
     assert not compare.check(zero, None, o_ref=nan, **common).ok
 
 
+def test_without_an_lse_there_is_no_error_of_it(randn):
+    q, k, v, o, lse = case(randn)
+    verdict = compare.check_attention(q, k, v, o)
+    assert verdict.ok and verdict.max_err > 0 and verdict.lse_err is None and verdict.lse_tol is None
+    assert compare.check_attention(q, k, v, o, lse).lse_tol > 1e-5
+    assert not compare.check_attention(q, k, v, 2 * o).ok
+
+
 def test_a_nan_tolerance_passes_nothing():
     zero = np.zeros((1, 1, 1, 2))
     verdict = compare.check(zero, None, o_ref=zero, lse_ref=None, o_dense=zero, v_max=np.nan, dtype="float16")

@@ -95,9 +95,8 @@ def test_kernels_keep_their_colour_whatever_is_filtered(h200):
 
 def test_legend_lists_only_what_is_shown(h200):
     spec = charts.dots(family(h200, "decode"), "gbps", "words").to_dict()
-    assert {tuple(node["values"]) for node in walk(spec) if node.get("title") == "kernel (measured)"} == {
-        ("paged",)
-    }
+    title = "kernel (bytes modelled)"
+    assert {tuple(node["values"]) for node in walk(spec) if node.get("title") == title} == {("paged",)}
 
 
 def test_unknown_kernels_get_a_colour_and_shape_each():
@@ -128,7 +127,7 @@ def test_log_axes_hold_positive_values_only(h200):
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 0.0, -1.0])
 def test_times_without_meaning_draw_nothing(value):
     row = made.prefill(made.Maker("r", "quick"), ("flash",), "Llama-3-8B", 4096, True)[0]
-    row.update(measured_time_us=value, measured_tflops=value, measured_gbps=value)
+    row.update(measured_time_us=value, measured_tflops=value, modelled_gbps=value)
     frame = rows.prepare(made.frame([row]))
     assert charts.dots(frame, "tflops", "words") is None
     assert charts.over_n(frame, "tflops", "words") is None
@@ -156,6 +155,18 @@ def test_counted_and_modelled_bytes_use_different_shapes(cpu):
     spec = charts_runs.counted_against_modelled(cpu).to_dict()
     assert spec["encoding"]["shape"]["scale"]["domain"] == [charts_runs.COUNTED, charts_runs.MODELLED]
     assert "4 of 6 cases" in spec["title"]["subtitle"]
+
+
+def test_a_rate_of_modelled_bytes_is_not_called_measured(h200):
+    decode, probes = (family(h200, name) for name in ("decode", "probe"))
+    made = [charts.dots(decode, "gbps", "words"), charts_decode.over_pages(decode, "gbps"),
+            charts.over_bytes(probes)]
+    for chart in made:
+        spec = chart.to_dict()
+        assert "bytes modelled, time measured on" in str(spec["title"]["subtitle"])
+        assert "kernel (measured)" not in str(spec) and "measured points" not in spec["description"]
+    spec = charts.dots(family(h200, "prefill"), "tflops", "words").to_dict()
+    assert str(spec["title"]["subtitle"]).count("measured on") == 1 and "bytes" not in str(spec["title"])
 
 
 def test_cpu_rows_have_no_time_to_draw(cpu):

@@ -309,7 +309,7 @@ def test_the_page_of_a_gpu(open_page, tmp_path, lines):
     ]
     assert all(len(chart.proto.alt) > 40 for chart in app.get("vega_lite_chart"))
     table = app.dataframe[0].value
-    assert "measured × standard" in table and "measured bandwidth use" in table
+    assert "measured × standard" in table and "modelled bandwidth use" in table
     assert {"measured mean, µs", "measured, attention only, token/s", "measured TFLOP/s"} <= set(table)
     assert any("not among the chosen ones" in caption.value for caption in app.caption)
     assert app.get("download_button")

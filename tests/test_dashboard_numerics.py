@@ -153,3 +153,12 @@ def test_rows_of_one_order_are_compared_with_none(open_page, tmp_path, lines):
     suite_rows.write(tmp_path / "runs", "precision", one)
     app = open_page("numerics", runs=tmp_path / "runs")
     assert len(words(app)) == 3 and "several orders" in app.info[0].value
+
+
+def test_a_result_without_an_lse_shows_a_dash_for_its_error(open_page):
+    app = open_page("numerics", shipped=store.RECORDED / "h200", run="peers")
+    (table,) = (frame for frame in app.dataframe if "largest error of the LSE" in frame.value)
+    none = table.value["largest error of the LSE"].isna()
+    without = {"torch_flash", "torch_cudnn", "flashinfer", "flashinfer_decode"}
+    assert set(table.value["kernel"][none]) == without
+    assert {"flash", "fa3"} <= set(table.value["kernel"][~none]) and table.proto.placeholder == "–"

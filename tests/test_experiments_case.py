@@ -162,6 +162,8 @@ def test_counted_equals_modelled_for_every_kernel(cpu, params):
     for name in ("launches", "bytes_loaded", "bytes_stored"):
         assert row[f"counted_{name}"] == row[f"modelled_{name}"]
     assert not any(row.get(name) for name in PERFORMANCE) and row["emulation_s"] > 0
+    for name in ("lse_err", "lse_tolerance"):
+        assert (row[name] is None) == (params["family"] in ("cache", "probe"))
 
 
 @pytest.mark.parametrize("params", [PREFILL, DECODE, {**APPEND, "page_order": "sorted"}])
@@ -195,6 +197,8 @@ def test_a_gpu_row_has_its_time_its_memory_and_its_derived_rates(gpu):
     )
     assert row["measured_tflops"] == pytest.approx(row["modelled_flops"] / 10e6)
     assert row["measured_tokens_per_s"] == pytest.approx(24 / 10e-6)
+    moved = row["modelled_bytes_loaded"] + row["modelled_bytes_stored"]
+    assert row["modelled_gbps"] == pytest.approx(moved / 10e3)
     assert row["measured_peak_pool_bytes"] >= row["modelled_peak_bytes"] and row["measured_power_w"] == 500.0
     assert "counted_launches" not in row and row["check"] == "full"
 

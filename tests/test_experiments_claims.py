@@ -348,7 +348,10 @@ def test_ceilings_give_shares():
             row("flash", 2, modelled_bytes_loaded=4_000_000, modelled_bytes_stored=0)]
     beside = metrics.Beside.of(made.frame(rows), {})
     assert beside.read_gbps("H200") == pytest.approx(4000) and beside.read_gbps("A100") is None
-    assert metrics.value_of(rows[1], "bytes_share", beside) == (pytest.approx(0.5), "measured")
+    assert metrics.value_of(rows[1], "bytes_share", beside) == (pytest.approx(0.5), "modelled")
+    assert metrics.value_of(rows[1], "modelled_gbps", beside) == (pytest.approx(2000), "modelled")
+    assert metrics.value_of(rows[1], "measured_tflops", beside)[1] == "measured"
+    assert metrics.value_of(rows[1] | {"machine": "cpu"}, "modelled_gbps", beside) is None
     assert metrics.value_of(rows[1] | {"device": "A100"}, "bytes_share", beside) is None
     assert metrics.value_of(rows[1], "run_minutes", beside) == (pytest.approx(2 / 60), "measured")
 

@@ -117,7 +117,8 @@ def test_claim_8_says_what_is_measured_and_what_is_inferred():
     hows = [part.how for part in found.parts]
     assert hows == [("measured",), ("measured",), ("inferred",), ("inferred",)]
     assert found.how == ("measured", "inferred")
-    assert {sample.how for part in found.parts[2:] for case in part.cases for sample in case.samples} == {"inferred"}
+    cases = [case for part in found.parts[2:] for case in part.cases]
+    assert {sample.how for case in cases for sample in case.samples} == {"inferred"}
 
 
 def test_claim_8_is_a_share_of_the_rungs_at_a_shape():
@@ -154,6 +155,8 @@ def test_claim_9_scores_by_columns():
 
     assert verdicts(9, rungs(200, 100)) == [CONFIRMED] * 3 + [OPEN]
     assert verdicts(9, rungs(100, 100)) == [REFUTED] * 3 + [OPEN]
+    hows = [part.how for part in finding(9, rungs(200, 100)).parts[:3]]
+    assert hows == [("measured",), ("measured",), ("modelled",)]
 
 
 def test_claim_9_narrow_loads_at_equal_bytes():

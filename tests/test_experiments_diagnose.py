@@ -211,7 +211,7 @@ def row(kernel: str, **columns) -> dict:
     return {
         "run_id": "run", "suite": "planted", "attempt": 1, "status": "ok", "machine": "gpu", "device": "H200",
         "kernel": kernel, **SHAPE, "grid": "[[64, 32, 1]]", "constants_used": "{}", "modelled_flops": FLOPS,
-        "measured_time_us": time_us, "measured_tflops": FLOPS / time_us / 1e6, "measured_gbps": 1750.0,
+        "measured_time_us": time_us, "measured_tflops": FLOPS / time_us / 1e6, "modelled_gbps": 1750.0,
         "measured_empty_us": 2.7, "measured_host_us": 8.0, "modelled_launches": 1,
         "modelled_scratch_bytes": 0, "modelled_peak_bytes": ARRAYS, **columns,
     }
@@ -236,7 +236,7 @@ FAULTS = {
     "tiles": {"measured_time_us": SLOW, "measured_tflops": 150.0,
               "constants_used": json.dumps({"chunk": 128})},
     "tail": {"measured_samples_us": [1.0] * 98 + [9.0, 9.0]},
-    "scatter": {"family": "decode", "m": 1, "page_size": 16, "measured_gbps": 900.0, "modelled_flops": 10**9,
+    "scatter": {"family": "decode", "m": 1, "page_size": 16, "modelled_gbps": 900.0, "modelled_flops": 10**9,
                 "modelled_peak_bytes": 10**9},
     "memory-kept": {"measured_peak_pool_bytes": 1000, "constants_used": json.dumps({"chunk": 2048})},
 }
@@ -296,7 +296,7 @@ def test_a_starved_gpu_is_never_without_a_finding():
 
 def test_small_cases_and_failures_are_set_aside(tmp_path):
     small = {"n": 512, "m": 512, "modelled_flops": 10**9, "measured_time_us": 9.0, "measured_tflops": 1.0,
-             "modelled_peak_bytes": 10**6, "measured_gbps": 100.0}
+             "modelled_peak_bytes": 10**6, "modelled_gbps": 100.0}
     gone = "measured|modelled|device|grid|constants"
     dead = {k: v for k, v in row("broken", status="crash").items() if not re.match(gone, k)}
     found = {k.name: k for k in planted(tmp_path, row("small", **small), dead)}
@@ -316,9 +316,9 @@ def test_ceilings_beside_the_run_are_used(tmp_path):
     folder = tmp_path / "runs" / "ceilings"
     folder.mkdir(parents=True)
     store.write_manifest(folder, {"run_id": "c", "suite": "ceilings"})
-    store.write_part(folder, [{**probe, "kernel": "read", "measured_gbps": 1000.0},
+    store.write_part(folder, [{**probe, "kernel": "read", "modelled_gbps": 1000.0},
                               {**probe, "kernel": "mma", "case_id": "2", "measured_tflops": 200.0}], {})
-    (mine,) = planted(tmp_path, row("mine", device="My card", measured_gbps=900.0, measured_tflops=100.0))
+    (mine,) = planted(tmp_path, row("mine", device="My card", modelled_gbps=900.0, measured_tflops=100.0))
     assert mine.example.diagnosis.facts["bandwidth_use"].value == pytest.approx(90)
     assert mine.example.diagnosis.facts["gpu_use"].value == pytest.approx(50)
 

@@ -91,7 +91,7 @@ def test_newer_versions_are_refused_and_older_ones_lifted(tmp_path, monkeypatch)
     run = make_run(tmp_path / "run", [row("a", kernel="flash", max_err=float("nan"), tolerance=2.0)])
     path = run / store.PART
     rewritten(path, schema.SCHEMA_VERSION + 1)
-    assert "newer than the 1 known here" in store.read_runs(path).quarantined[0][1]
+    assert f"newer than the {schema.SCHEMA_VERSION} known here" in store.read_runs(path).quarantined[0][1]
 
     def old_name(table):
         return table.rename_columns(["kernal" if n == "kernel" else n for n in table.column_names])
@@ -122,7 +122,7 @@ def test_journals_of_other_versions_are_lifted_or_named(tmp_path, monkeypatch):
 
 def test_missing_columns_are_added_typed(tmp_path):
     path = make_run(tmp_path / "run", [row("a")]) / store.PART
-    rewritten(path, 1, lambda table: table.drop_columns(["measured_power_w", "model"]))
+    rewritten(path, schema.SCHEMA_VERSION, lambda table: table.drop_columns(["measured_power_w", "model"]))
     frame = store.read_runs(path).frame
     assert frame.measured_power_w.dtype == pd.ArrowDtype(pa.float64()) and frame.model.isna().all()
 
@@ -143,6 +143,46 @@ def test_files_of_every_version_hold_what_was_stored(tmp_path, version):
     (tmp_path / "journal-0.jsonl").write_bytes(fixtures.path(version, "jsonl").read_bytes())
     rows, torn, bad = store.read_journals(tmp_path)
     assert same(parts.to_table(rows), expected) and repr(rows) == repr(lifted) and torn == 0 and bad == []
+
+
+def test_version_1_called_the_rate_of_modelled_bytes_measured():
+    old, new = (json.loads(fixtures.path(version, "json").read_text(encoding="utf-8")) for version in (1, 2))
+    assert schema.lift(old[0], 1)["modelled_gbps"] == old[0]["measured_gbps"]
+    assert "measured_gbps" in old[0] and "measured_gbps" not in new[0] and "modelled_gbps" in new[0]
+
+
+def test_recorded_runs_have_their_rates_whatever_version_they_are_of():
+    loaded = store.read_runs(store.RECORDED / "h200")
+    rows = loaded.frame[loaded.frame["measured_time_us"].notna() & (loaded.frame["modelled_bytes_loaded"] > 0)]
+    moved = rows["modelled_bytes_loaded"] + rows["modelled_bytes_stored"]
+    expected = moved / rows["measured_time_us"] / 1e3
+    assert loaded.quarantined == [] and len(rows) > 1000
+    assert ((rows["modelled_gbps"] / expected - 1).abs() < 1e-9).all()
+
+
+@pytest.mark.parametrize("row, told", [
+    ({"lse_err": 0.0, "lse_tolerance": 1e-5, "n": 64, "m": 64, "causal": True}, True),
+    ({"lse_err": 0.0, "lse_tolerance": 1e-5, "n": 64, "m": 128, "causal": False}, True),
+    ({"lse_err": 0.0, "lse_tolerance": 1e-5, "n": 64}, True),
+    ({"lse_err": 0.0, "lse_tolerance": 1e-5, "n": 64, "m": 65, "causal": True}, False),  # a query sees no key
+    ({"lse_err": 0.0, "lse_tolerance": 1e-5, "tokens": 64}, False),  # a ragged batch: a sequence may be empty
+    ({"lse_err": 0.0, "lse_tolerance": 0.0}, True),  # a probe
+    ({"lse_err": 0.0, "lse_tolerance": 1.3e-5, "n": 64, "m": 64}, False),
+    ({"lse_err": 1e-7, "lse_tolerance": 1e-5, "n": 64, "m": 64}, False),
+    ({"lse_err": "nan", "lse_tolerance": 0.0, "n": 64, "m": 64}, False),
+    ({}, False),
+])
+def test_version_1_called_an_lse_that_is_not_there_exact(row, told):
+    lifted = schema.lift(dict(row), 1)
+    assert lifted == ({k: v for k, v in row.items() if not k.startswith("lse")} if told else row)
+
+
+def test_of_the_recorded_rows_those_without_an_lse_are_told():
+    frame = store.read_runs(store.RECORDED / "h200").frame
+    frame = frame[frame["status"] == "ok"]
+    none = {"torch_math", "torch_flash", "torch_cudnn", "flashinfer", "flashinfer_decode"}
+    expected = frame["kernel"].isin(none) | frame["family"].isin(["probe", "cache"])
+    assert (frame["lse_err"].isna() == expected).all() and (frame["lse_tolerance"].isna() == expected).all()
 
 
 def test_a_column_that_changes_needs_a_new_version():

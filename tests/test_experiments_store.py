@@ -238,8 +238,9 @@ def test_stale_rows(tmp_path):
 def test_derived_columns_never_invent_a_number():
     timed = {"measured_time_us": 10.0, "modelled_flops": 10**9, "modelled_bytes_loaded": 10**6, "tokens": 20}
     assert schema.derive(dict(timed))["measured_tflops"] == 100.0
-    assert schema.derive(dict(timed))["measured_gbps"] == 100.0
+    assert schema.derive(dict(timed))["modelled_gbps"] == 100.0
     assert schema.derive(dict(timed))["measured_tokens_per_s"] == 2e6
     for change in ({"measured_time_us": None}, {"measured_time_us": 0.0}, {"measured_time_us": math.nan}):
         assert schema.derive({**timed, **change})["measured_tflops"] is None
+        assert schema.derive({**timed, **change})["modelled_gbps"] is None
     assert schema.derive({**timed, "modelled_flops": 0})["measured_tflops"] is None

@@ -55,6 +55,7 @@ def test_a_case_is_converted_checked_and_timed(gpu, kernels, changes, kernel):
     row = run(gpu, {**case, "tokens": sum(case["lengths"]), "max_len": max(case["lengths"])})
     assert row["status"] == "ok", row["error"]
     assert row["measured_time_us"] == 10 and row["max_err"] <= row["tolerance"]
+    assert row["lse_err"] is None and row["lse_tolerance"] is None  # it returns none
     assert [name for name, each in vars(kernels).items() if each.calls] == [kernel]
 
 

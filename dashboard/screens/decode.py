@@ -6,7 +6,7 @@ import streamlit as st
 
 from dashboard import charts, charts_decode, charts_order, charts_runs, data, labels, rows, views
 
-RATES = {"Time, µs": "measured_time_us", "Achieved GB/s": "gbps"}
+RATES = {"Time, µs": "measured_time_us", "Requested GB/s": "gbps"}
 
 
 def page(loaded: data.Loaded) -> None:

@@ -2,8 +2,8 @@
 
 A quantity that rests on a time is *measured* and is asked of a GPU's rows alone: how long the CPU machine
 takes is no time. Counts come from its counters where the row has them, else from the closed form, which is
-*modelled* and equals them to the byte. The error of a result is *compared* with float64, on either machine.
-What `diagnose` names is *inferred*.
+*modelled* and equals them to the byte; so is a rate of such bytes, however well its time is known. The error
+of a result is *compared* with float64, on either machine. What `diagnose` names is *inferred*.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ def _numeric(kind: pa.DataType) -> bool:
 
 
 def _column(column) -> Metric:
-    timed = column.name.startswith("measured_")
-    how = {"derived": MEASURED, "outcome": COMPARED}.get(column.kind, column.kind)
+    timed = column.kind in ("measured", "derived")
+    how = {"derived": column.name.partition("_")[0], "outcome": COMPARED}.get(column.kind, column.kind)
 
     def find(row: Mapping[str, Any], _: Beside) -> Known | None:
         value = row[column.name]
@@ -118,8 +118,8 @@ def _counted_or_modelled(*names: str) -> Callable[[Mapping[str, Any], Beside], K
 
 
 def _bytes_share(row: Mapping[str, Any], beside: Beside) -> Known | None:
-    rate, top = row["measured_gbps"], beside.read_gbps(row["device"])
-    return (rate / top, MEASURED) if rate and top else None
+    rate, top = row["modelled_gbps"], beside.read_gbps(row["device"])
+    return (rate / top, MODELLED) if rate and top else None
 
 
 def _compute_share(row: Mapping[str, Any], beside: Beside) -> Known | None:

@@ -277,7 +277,7 @@ def _times(row: Mapping[str, Any], baseline: Mapping[str, Any] | None, top: Ceil
         share("gpu_use", "measured_tflops", top.tflops, "TFLOP/s")
     if "measured_sm_busy" in row:
         found["sm_busy"] = Value(100 * row["measured_sm_busy"], "stamped in a build of its own")
-    share("bandwidth_use", "measured_gbps", top.read_gbps, "GB/s requested (L2 may serve a part)")
+    share("bandwidth_use", "modelled_gbps", top.read_gbps, "GB/s requested, modelled (L2 may serve a part)")
     other = (baseline or {}).get("measured_time_us")
     if other and not _is_baseline(row):
         found["slowdown"] = Value(time_us / other, f"{time_us:,.0f} µs / {other:,.0f} µs of standard")
