@@ -18,7 +18,7 @@ from experiments.capacity.budget import Question
 from experiments.catalog import catalog, current_hashes
 from experiments.choosing import recommend, recommend_cli, stored_times
 from experiments.choosing.recommend import Asked, Offer
-from experiments.choosing.stored_times import REACH, Cell, Layout, bracket, estimate, trusted
+from experiments.choosing.stored_times import REACH, Cell, Layout, bracket, estimate, estimates, trusted
 from experiments.diagnose.row_causes import Ceiling
 from experiments.models import by_numbers, model
 from experiments.store import RECORDED
@@ -73,40 +73,51 @@ def frame(tmp_path):
 
 @pytest.fixture(scope="module")
 def recorded():
-    """What was measured at the shapes of models, launch by launch."""
-    return trusted(store.read_runs([RECORDED / "h200" / suite for suite in ("quick", "page-size", "memory")]).frame,
-                   KNOWN)
+    """All that was measured on an H200, launch by launch."""
+    return trusted(store.read_runs(RECORDED / "h200").frame, KNOWN)
 
 
-def held_out(rows, peers: bool, spoil=lambda rest, best: rest) -> list[float]:
-    """For each cell left out in turn: the time of what is then chosen over the best time in it.
+def held_out(rows, peers: bool, spoil=lambda rest, best: rest) -> list[tuple[float, bool]]:
+    """For each cell left out in turn: the time of what is then chosen over the best; whether a peer is in it.
 
-    Only what was measured in a cell may be chosen for it. `spoil` changes the other rows.
+    A cell is a head layout with B and N, whatever its runs and models were called. Only what was measured in
+    it may be chosen for it, so a cell of one candidate tells nothing. `spoil` changes the other rows.
     """
-    ratios = []
-    cell = ["family", "model", "b", "n", "causal"]
-    for (family, name, b, n, causal), part in rows.groupby(cell, dropna=False):
-        (cells,) = stored_times.grids(part).values()
-        times = {c: found[b, n].time_us for c, found in cells.items() if peers or KNOWN[c.kernel].row}
-        rest = rows.drop(part.index)
-        keep = [stored_times.candidate_of(line) in times for line in rest.to_dict("records")]
-        rest = spoil(rest[keep], min(times, key=times.get))
-        if len(times) < 2 or rest.empty:
-            continue
-        question = asked(int(b), int(n), name, causal=family == "prefill" and bool(causal), peers=peers)
-        chosen = answer(question, family, rest).chosen
-        if chosen is not None and chosen.how != recommend.MODELLED:
-            ratios.append(times[chosen.candidate] / min(times.values()))
-    return ratios
+    found, records = [], rows.to_dict("records")
+    rows = rows.assign(layout_=[*map(stored_times.layout_of, records)],
+                       candidate=[*map(stored_times.candidate_of, records)])
+    for layout, grid in stored_times.grids(rows).items():
+        same = rows[rows["layout_"] == layout]
+        for b, n in dict.fromkeys(place for cells in grid.values() for place in cells):
+            times = {c: cells[b, n].time_us for c, cells in grid.items()
+                     if (b, n) in cells and (peers or c.kernel in OURS)}
+            rest = same[((same["b"] != b) | (same["n"] != n)) & same["candidate"].isin(list(times))]
+            if len(times) < 2 or rest.empty:
+                continue
+            heads = by_numbers(layers=1, q_heads=layout.h, kv_heads=layout.hkv, head_dim=layout.d)
+            question = Question(heads, n, layout.dtype, device=H200, batch=b, prefill_batch=b)
+            question = Asked(question, H200.memory_bytes, bool(layout.causal), peers)
+            chosen = answer(question, layout.family, spoil(rest, min(times, key=times.get))).chosen
+            if chosen is not None and chosen.how != recommend.MODELLED:
+                ratio = times[chosen.candidate] / min(times.values())
+                found.append((ratio, any(c.kernel not in OURS for c in times)))
+    return found
 
 
-def test_on_recorded_cells_left_out_the_choice_is_nearly_always_within_five_percent(recorded):
-    """Of our kernels. NOTE: flash_hopper and cuDNN are so near that two lengths a model do not tell them apart:
-    with the peers it is two thirds of these cells, and no choice takes more than 1.6 times the best."""
-    ratios = held_out(recorded, False)
-    assert len(ratios) >= 25
-    assert sum(ratio <= 1.05 for ratio in ratios) >= 0.9 * len(ratios)
-    assert max(held_out(recorded, True)) < 1.6
+def near_best(found) -> float:
+    """The share of cells in which the choice takes at most 5 % more than the best."""
+    return sum(ratio <= 1.05 for ratio, _ in found) / len(found)
+
+
+@pytest.mark.parametrize("peers", [False, True])
+def test_on_recorded_cells_left_out_the_choice_is_nearly_always_within_five_percent(recorded, peers):
+    """NOTE: in float16 flash has one cell of Llama's heads; where that is left out, nothing speaks for it."""
+    found = held_out(recorded, peers)
+    assert len(found) >= 150 and near_best(found) >= 0.9
+    assert sorted(ratio for ratio, _ in found)[-2] < 1.2
+    if peers:
+        contested = [one for one in found if one[1]]
+        assert len(contested) >= 50 and near_best(contested) >= 0.9
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -125,8 +136,8 @@ def test_where_no_one_choice_serves_cells_left_out_are_still_chosen_for(frame, s
                 source = {} if kernel in OURS else {"source_hash": None}
                 rows.append(timed(f"{kernel}{b}{n}", kernel, b, n, us, model="Llama-3.1-8B", **source))
     rows = trusted(frame(*rows), KNOWN)
-    ratios = held_out(rows, True)
-    assert len(ratios) == 18 and sum(ratio <= 1.05 for ratio in ratios) >= 0.9 * len(ratios)
+    left_out = held_out(rows, True)
+    assert len(left_out) == 18 and near_best(left_out) >= 0.9
     (cells,) = stored_times.grids(rows).values()
     places = next(iter(cells.values()))
     best = {place: min(found[place].time_us for found in cells.values()) for place in places}
@@ -137,12 +148,12 @@ def test_where_no_one_choice_serves_cells_left_out_are_still_chosen_for(frame, s
 def test_rows_made_wrong_make_the_choice_wrong(recorded):
     def slower(rest, best):
         rest = rest.copy()
-        rest.loc[rest["kernel"].isin(["flash", "flash_hopper"]), "measured_time_us"] *= 20
+        rest.loc[rest["kernel"] == best.kernel, "measured_time_us"] *= 20
         return rest
 
     prefill = recorded[(recorded["family"] == "prefill")]
-    ratios = held_out(prefill, False, slower)
-    assert len(ratios) >= 15 and sum(ratio <= 1.05 for ratio in ratios) < 0.2 * len(ratios)
+    left_out = held_out(prefill, False, slower)
+    assert len(left_out) >= 15 and near_best(left_out) < 0.2
 
 
 @pytest.mark.parametrize("b, n, best", [(1, 2048, "standard"), (1, 1500, "standard"), (1, 8192, "flash"),
@@ -177,6 +188,39 @@ def test_beyond_the_cells_the_time_per_work_is_kept_and_ends():
     assert estimate(DECODE, cells, 16 * REACH + 1, 1024) is None
     assert estimate(DECODE, cells, 16 // REACH - 1, 1024) is None
     assert bracket(5, []) == []
+
+
+LAW = {n: 30 + n**2 / 40_000 for n in (1024, 2048, 4096, 8192, 16384)}
+
+
+def grid_of(**times: dict[int, float]) -> stored_times.Grid:
+    """Candidates with a cell at B = 1 for each N."""
+    return {
+        stored_times.Candidate(name): {(1, n): Cell(1, n, us, ((name, str(n)),)) for n, us in column.items()}
+        for name, column in times.items()
+    }
+
+
+@pytest.mark.parametrize("n", [1024, 1500, 2048, 8192, 16384])
+def test_beyond_its_cells_a_time_moves_as_that_of_the_candidate_most_alike(n):
+    """`mine` has one cell; `alike` takes 9/10 of its time there, `other` a third, and grows otherwise."""
+    alike, other = {n: 0.9 * us for n, us in LAW.items()}, {n: 40.0 * n / 1024 for n in LAW}
+    grid = grid_of(mine={4096: LAW[4096]}, alike=alike, other=other)
+    found = {one.kernel: estimated for one, estimated in estimates(PREFILL, grid, 1, n).items()}
+    assert found["mine"].how == "extended"
+    assert found["mine"].time_us == pytest.approx(found["alike"].time_us / 0.9)
+    runs = {run for run, _ in found["mine"].rows}
+    assert runs == {"mine", "alike"} and found["alike"].how != "extended"
+    alone = estimates(PREFILL, grid_of(mine={4096: LAW[4096]}), 1, n)
+    assert [*alone.values()] == [estimate(PREFILL, [Cell(1, 4096, LAW[4096], (("mine", "4096"),))], 1, n)]
+
+
+def test_a_time_does_not_move_as_one_that_is_extended_itself_or_out_of_reach():
+    column = {4096: 100.0, 16384: 1600.0}
+    for other in ({8192: 400.0}, {1024: 50.0}, {1024: 50.0, 2048: 60.0}, {262144: 9.9}):
+        grid = grid_of(mine=column, other=other)
+        mine = estimates(PREFILL, grid, 1, 1024)[stored_times.Candidate("mine")]
+        assert mine == estimate(PREFILL, grid[stored_times.Candidate("mine")].values(), 1, 1024)
 
 
 def test_below_the_cells_the_line_is_continued_where_there_is_one():

@@ -19,7 +19,7 @@ from experiments.capacity.batches import Need, need
 from experiments.capacity.budget import Question, weights_bytes
 from experiments.catalog import Entry
 from experiments.choosing import stored_times
-from experiments.choosing.stored_times import Candidate, Layout
+from experiments.choosing.stored_times import EXTENDED, Candidate, Layout
 from experiments.diagnose.row_causes import Ceiling
 from experiments.quantities import gb, gib
 
@@ -164,13 +164,14 @@ def _timed(offers: Sequence[Offer]) -> list[Offer]:
 
 def _held_for(offer: Offer) -> float:
     """Its time in a choice. NOTE: a row far off errs by more than what often tells candidates apart."""
-    return offer.time_us * (1 + FAR_TIME if offer.how == "extended" else 1)
+    return offer.time_us * (1 + FAR_TIME if offer.how == EXTENDED else 1)
 
 
 def pick(pool: Sequence[Offer], page: int) -> Offer | None:
     """The fastest; of those about as fast the leanest; of those about as lean the least peculiar.
 
-    An extended time is held for more. The least peculiar is one whose plan chooses its constants itself, with the page nearest to `page`; then the fastest.
+    An extended time is held for more. The least peculiar is one whose plan chooses its constants itself, with
+    the page nearest to `page`; then the fastest.
     """
     if not pool:
         return None
@@ -189,11 +190,9 @@ def pick(pool: Sequence[Offer], page: int) -> Offer | None:
 
 def _measured(asked: Asked, family: str, rows: pd.DataFrame, known: Mapping[str, Entry]) -> list[Offer]:
     layout = asked.layout(family)
+    grid, place = stored_times.grids(rows).get(layout, {}), (asked.sequences(family), asked.question.context)
     found = []
-    for candidate, cells in stored_times.grids(rows).get(layout, {}).items():
-        estimate = stored_times.estimate(layout, cells.values(), asked.sequences(family), asked.question.context)
-        if estimate is None:
-            continue
+    for candidate, estimate in stored_times.estimates(layout, grid, *place).items():
         offer = judged(asked, known[candidate.kernel].row, candidate)
         if not offer.refusal:
             offer = replace(offer, time_us=estimate.time_us, how=estimate.how, rows=tuple(estimate.rows))

@@ -123,7 +123,8 @@ def _table(asked: Asked, answer: Answer, top: str):
                    f"No row of {q.device.name} is near enough.")
     else:
         caption = (f"Times of one layer: measured; interpolated between the nearest rows of {q.device.name}, "
-                   f"log-log in N and B; or extended up to {REACH}× beyond them.")
+                   f"log-log in N and B; or extended up to {REACH}× beyond them, as that of the kernel "
+                   "most alike changes.")
     least = "the plan's own constants" + f", the page nearest to {q.page}" * (answer.family == "decode")
     caption += (f" Memory is modelled. Chosen: the fastest, extended times held for {FAR_TIME:.0%} more; within "
                 f"{NEAR_TIME:.0%} of it the leanest; within {NEAR_MEMORY:.0%} of that {least}.")

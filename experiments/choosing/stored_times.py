@@ -4,9 +4,10 @@ A *candidate* is a kernel with its constants and, for decode, its page size. Its
 cells of a grid over batch B and context N. Between cells the logarithm of the time per unit of work is drawn
 as straight lines over log B and log N: first along B in the nearest contexts below and above, then along N.
 The work of a shape, the same for every kernel, is its visible (query, key) pairs. Up to `REACH` times beyond
-the outermost cell there is an answer, too: above the largest its time per work is kept, as of a card that is
-full; below the smallest the line is continued, as overheads begin to count. Rows of another card, another
-head layout or another mask never enter.
+the outermost cell there is an answer, too: from the nearest cell the time moves as that of the candidate most
+alike there, of those that have cells around both. Where none has, above the largest cell its time per work is
+kept, as of a card that is full; below the smallest the line is continued, as overheads begin to count. Rows
+of another card, another head layout or another mask never enter.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from experiments.catalog import Entry, current_hashes
 
 REACH = 4  # a cell speaks for at most so many times its batch or context
 FAMILIES = ("prefill", "decode")
+EXTENDED = "extended"
 COLUMNS = ("run_id", "case_id", "started_at", "device", "kernel", "family", "model", "constants", "b", "h",
            "hkv", "n", "d", "dtype", "causal", "page_size", "page_order", "measured_time_us")
 
@@ -186,8 +188,29 @@ def candidate_of(row: Mapping[str, Any]) -> Candidate:
     return Candidate(row["kernel"], constants, int(row["page_size"]) if row["family"] == "decode" else 0)
 
 
+def estimates(layout: Layout, grid: Grid, b: int, n: int) -> dict[Candidate, Estimate]:
+    """The time of B sequences of N keys by each candidate of a layout that has cells near enough."""
+    own = {one: found for one, cells in grid.items() if (found := estimate(layout, cells.values(), b, n))}
+    sure = {one: found for one, found in own.items() if found.how != EXTENDED}
+    return {one: sure.get(one) or _moved(layout, grid, sure, far, b, n) for one, far in own.items()}
+
+
+def _moved(
+    layout: Layout, grid: Grid, sure: Mapping[Candidate, Estimate], far: Estimate, b: int, n: int
+) -> Estimate:
+    """An extended time, moved from its nearest cell as that of the sure candidate most alike there moves."""
+    near = min(far.cells, key=lambda cell: abs(math.log(cell.b / b)) + abs(math.log(cell.n / n)))
+    there = {one: estimate(layout, grid[one].values(), near.b, near.n) for one in sure}
+    there = {one: found for one, found in there.items() if found is not None and found.how != EXTENDED}
+    if not there:
+        return far
+    alike = min(there, key=lambda one: (abs(math.log(there[one].time_us / near.time_us)), one))
+    time_us = near.time_us * sure[alike].time_us / there[alike].time_us
+    return Estimate(time_us, EXTENDED, (near, *sure[alike].cells, *there[alike].cells))
+
+
 def estimate(layout: Layout, cells: Iterable[Cell], b: int, n: int) -> Estimate | None:
-    """The time of B sequences of N keys, from a candidate's cells; None where they are too far away."""
+    """The time of B sequences of N keys, from a candidate's cells alone; None where they are too far away."""
     columns: dict[int, dict[int, Cell]] = {}
     for cell in cells:
         columns.setdefault(cell.n, {})[cell.b] = cell
@@ -201,7 +224,7 @@ def estimate(layout: Layout, cells: Iterable[Cell], b: int, n: int) -> Estimate 
     if len(used) == 1 and (used[0][1].b, used[0][1].n) == (b, n):
         return Estimate(used[0][1].time_us, "measured", (used[0][1],))
     per_work = sum(share * math.log(cell.time_us / layout.work(cell.b, cell.n)) for share, cell in used)
-    how = "interpolated" if inside else "extended"
+    how = "interpolated" if inside else EXTENDED
     return Estimate(math.exp(per_work) * layout.work(b, n), how, tuple(cell for _, cell in used))
 
 
