@@ -223,7 +223,10 @@ class Binding:
         machine = self.machine
         plan, builds = resolve(row, shape, machine.device, constants)
         for name, (extent, dtype) in plan.scratch.items():
-            self.output(name, extent, dtype)
+            array = self.output(name, extent, dtype)
+            if name in plan.zeroed:
+                with machine.stream(self.first):
+                    machine.clear(array)
         bound = [[(name, self._argument(row.name, value)) for name, value in args]
                  for args in row.arguments(shape, plan, {**self.tensors, **scalars})]
         work = [(launch, built, args) for launch, built, args in zip(plan.launches, builds, bound)
@@ -260,6 +263,7 @@ class Repeat:
         self._lock = threading.Lock()  # the launches' argument buffers are shared
         self._made = tuple(planned.made.values())
         self._returned = [list(planned.made).index(name) for name in returns]
+        self._zeroed = [list(planned.made).index(name) for name in planned.plan.zeroed]
         # NOTE: by identity; a kernel's name for an argument may be another than the operation's (o, or a part
         # of it).
         self._slots = [
@@ -273,6 +277,8 @@ class Repeat:
         make, address = self.machine.maker(arrays[0])
         with self.machine.stream(arrays[0]):
             made = [make(shape, dtype) for shape, dtype in self._made]
+            for i in self._zeroed:
+                self.machine.clear(made[i])
             with self._lock:
                 for slots, x in zip(self._slots, (*arrays, *made)):
                     for set_address, buffer in slots:

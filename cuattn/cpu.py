@@ -113,6 +113,10 @@ class CpuMachine:
         """Refills every element with 0xFF bytes."""
         array.view(f"u{array.itemsize}")[...] = int.from_bytes(bytes([POISON]) * array.itemsize, "little")
 
+    def clear(self, array: np.ndarray) -> None:
+        """Every element 0."""
+        array[...] = 0
+
     def owns(self, array) -> bool:
         """Whether kernels of this machine can use the array."""
         return isinstance(array, np.ndarray) and self.arena.owns(array)

@@ -138,6 +138,13 @@ class GpuMachine:
         if array.nbytes:
             array.data.memset_async(POISON, array.nbytes, self.xp.cuda.get_current_stream())
 
+    def clear(self, array) -> None:
+        """Every element 0."""
+        if hasattr(array, "data_ptr"):
+            array.zero_()
+        elif array.nbytes:
+            array.data.memset_async(0, array.nbytes, self.xp.cuda.get_current_stream())
+
     def tensor(self, array) -> Tensor:
         """CuPy arrays, PyTorch tensors and anything with `__cuda_array_interface__`, without a copy."""
         if hasattr(array, "data_ptr"):

@@ -177,12 +177,15 @@ class Plan:
     rounding : {"float32", "weights", "input"} or Chunked
         What is rounded to the input dtype, and so how the output is judged: e^(s − m) only; P = softmax(S)
         after its division by l; or the scores S as well. `Chunked`: at each chunk of keys.
+    zeroed : frozenset of str
+        Scratch that must be zero before a launch, and is zero again after it: counters.
     """
 
     launches: tuple[Launch, ...]
     constants: Mapping[str, Any]
     scratch: Mapping[str, tuple[tuple[int, ...], str]] = field(default_factory=dict)
     rounding: str | Chunked = "float32"
+    zeroed: frozenset[str] = frozenset()
 
     @property
     def launch_count(self) -> int:

@@ -1,0 +1,145 @@
+"""paged_stream: decode over a paged cache in equal shares, one launch whatever the lengths
+(decode/paged_stream.cu)."""
+from __future__ import annotations
+
+import numpy as np
+
+from cuattn.kernels.base import (
+    ELEMENT_BYTES,
+    MAX_THREADS,
+    MMA_ROWS,
+    Cost,
+    DecodeShape,
+    Launch,
+    Plan,
+    Row,
+    Unsupported,
+    ceil_div,
+    check_grid,
+    resolve,
+    round_up,
+)
+
+WARP = 32
+MOST_PARTS = 64  # of a sequence, in the mean; the kernel's own
+MOST_ROUNDS = 2**31 - 1  # times groups: the kernel divides in 32 bits
+
+
+def smem_bytes(d: int, group: int, keys: int, warps: int, stages: int) -> int:
+    """sizeof(Smem): of each warp the rings of Q, K and V, whose tiles O takes the place of, and its m and l; LSE
+    of 16 rows and a word."""
+    rows, row = min(group, MMA_ROWS), 2 * round_up(d, MMA_ROWS)
+    q, stage = round_up(rows * row, 128), max(2 * round_up(keys * row, 128), round_up(rows * 2 * row, 128))
+    return round_up(warps * (stages * (q + stage) + 2 * 4 * MMA_ROWS) + 4 * MMA_ROWS + 16, 128)
+
+
+def _shape_of_block(shape: DecodeShape, device, chosen) -> tuple[int, int, int, int]:
+    """(keys, warps, stages, blocks an SM): the deepest rings of which two blocks fit an SM, else one block."""
+    keys = chosen["keys"] or (32 if shape.d <= 64 else 16)
+    if keys not in (16, 32):
+        raise Unsupported(f"paged_stream: keys must be 16 or 32, got {keys}; change it")
+    candidates = [(8, 2), (4, 3), (4, 2), (2, 3), (2, 2), (1, 2)]
+    candidates = [(chosen["warps"] or w, chosen["stages"] or s) for w, s in candidates]
+    for blocks in (chosen["blocks_per_sm"],) if chosen["blocks_per_sm"] else (1, 2):
+        for warps, stages in candidates:
+            smem = smem_bytes(shape.d, max(shape.group, 1), keys, warps, stages)
+            if smem <= device.smem_per_block and blocks * (smem + 1024) <= device.smem_per_sm:
+                return keys, warps, stages, blocks
+    raise Unsupported(f"paged_stream: {candidates[0][0]} warps with {candidates[0][1]} stages at head dim "
+                      f"{shape.d} do not fit the {device.smem_per_block} bytes of shared memory of "
+                      f"{device.name}; choose fewer")
+
+
+def units(shape: DecodeShape) -> int:
+    """Of a sequence: its KV heads, each once for 16 query heads."""
+    return shape.hkv * ceil_div(shape.group, MMA_ROWS)
+
+
+def plan(shape: DecodeShape, device, overrides=None) -> Plan:
+    """As many blocks as are resident; the lengths, and with them the shares, are the kernel's own business."""
+    chosen = resolve(ROW.constants, overrides)
+    keys, warps, stages, per_sm = _shape_of_block(shape, device, chosen)
+    if stages < 2 or WARP * warps > MAX_THREADS:
+        raise Unsupported(f"paged_stream: needs 1 to 32 warps and at least 2 stages, got warps={warps}, "
+                          f"stages={stages}; change them")
+    groups = chosen["groups"] or max(per_sm * device.sms // max(units(shape), 1), 1)
+    most = shape.b * max(ceil_div(shape.max_pages * shape.page_size, keys * warps), 1)
+    if (most + 1) * (groups + 1) > MOST_ROUNDS:
+        raise Unsupported(f"paged_stream: expected a batch and table of at most {MOST_ROUNDS // (groups + 1) - 1} "
+                          f"rounds of {keys * warps} keys, got {most}; choose paged, or split the call")
+    check_grid("paged_stream", "groups", groups)
+    check_grid("paged_stream", "sequences", shape.b)
+    grid = (units(shape), groups if shape.b else 0, 1)
+    blocks = units(shape) * groups
+    smem = smem_bytes(shape.d, max(shape.group, 1), keys, warps, stages)
+    compiled = {
+        "HEAD_DIM": shape.d, "GROUP": max(shape.group, 1), "PAGE_SIZE": shape.page_size, "KEYS": keys,
+        "WARPS": warps, "STAGES": stages, "BLOCKS_PER_SM": per_sm, "Element": shape.dtype, "SMEM_BYTES": smem,
+    }
+    rows = min(max(shape.group, 1), MMA_ROWS)
+    scratch = {"part": ((2 * blocks, rows, shape.d), "float32"), "part_lse": ((2 * blocks, rows), "float32"),
+               "tickets": ((shape.b * units(shape),), "int32")}
+    launch = Launch("decode/paged_stream.cu", "paged_stream", grid, WARP * warps, smem, compiled)
+    tunables = {"keys": keys, "warps": warps, "stages": stages, "blocks_per_sm": per_sm, "groups": groups}
+    return Plan((launch,), tunables, scratch, zeroed=frozenset({"tickets"}))
+
+
+def stretches(plan: Plan, lengths) -> list[list[tuple[int, int, int, bool]]]:
+    """What each group takes, as the kernel divides it: of each stretch (sequence, first round, rounds, whether it
+    is the whole sequence)."""
+    work = [max(ceil_div(length, plan.constants["keys"] * plan.constants["warps"]), 1) for length in lengths]
+    total = sum(work)
+    groups = min(plan.constants["groups"], total, MOST_PARTS * len(lengths))
+    shares, at, b, done = [], 0, 0, 0
+    for group in range(groups):
+        end, share = (group + 1) * total // groups, []
+        while at < end:
+            if done == work[b]:
+                b, done = b + 1, 0
+            count = min(work[b] - done, end - at)
+            share.append((b, done, count, count == work[b]))
+            at, done = at + count, done + count
+        shares.append(share)
+    return shares
+
+
+def cost(shape: DecodeShape, plan: Plan, lengths) -> Cost:
+    """K, V and page numbers once a unit; for each stretch Q and what it leaves; every part read once more."""
+    (count, groups, _), threads = plan.launches[0].grid, plan.launches[0].block
+    if not count or not groups:
+        return Cost(0, 0, 0, plan.launch_count, plan.scratch_bytes)
+    size, tokens, d, warps = ELEMENT_BYTES[shape.dtype], sum(lengths), shape.d, threads // WARP
+    loaded, stored = count * tokens * (2 * d * size + 4), 0
+    loaded += count * groups * warps * shape.b * 4  # the lengths, summed by each warp
+    for share in stretches(plan, lengths):
+        (first, *_), (last, *_) = share[0], share[-1]
+        loaded += count * warps * min(shape.b, (first // WARP + 1) * WARP) * 4  # the first sequence, 32 at a time
+        loaded += count * 2 * (last - first) * threads * 4  # each further one's length, for copies and products
+        for _, done, _, whole in share:
+            loaded += warps * shape.h * d * size
+            stored += shape.h * (d * (size if whole else 4) + 4)
+            if not whole:
+                loaded += shape.h * (d * 4 + d // 4 * 4)
+                stored += shape.h * (d * size + 4) if done == 0 else 0  # once a sequence
+    return Cost(4 * shape.h * tokens * d, loaded, stored, plan.launch_count, plan.scratch_bytes)
+
+
+def arguments(shape: DecodeShape, plan: Plan, t) -> list:
+    return [[
+        ("q", t["q"]), ("k_cache", t["k_cache"]), ("v_cache", t["v_cache"]),
+        ("block_table", t["block_table"]), ("cache_seqlens", t["cache_seqlens"]), ("o", t["o"]),
+        ("lse", t["lse"]), ("part", t["part"]), ("part_lse", t["part_lse"]), ("tickets", t["tickets"]),
+        ("sigma", np.float32(t["softmax_scale"])), ("BATCH", np.int32(shape.b)),
+    ]]
+
+
+ROW = Row(
+    name="paged_stream", family="decode", file="decode/paged_stream.cu", archs=("sm_80+",),
+    dtypes=("float16", "bfloat16"), head_dims=range(8, 257, 8),
+    features=frozenset({"gqa", "lse", "paged"}),
+    constants={"keys": None, "warps": None, "stages": None, "blocks_per_sm": None, "groups": None},
+    choices={"keys": (16, 32), "warps": (4, 8), "stages": (2, 3, 4), "blocks_per_sm": (1, 2)},
+    teaches="Divide the work by bytes, not by sequences: equal shares of one list leave no multiprocessor "
+            "waiting for the longest request, and whoever finishes last merges, so one launch is enough.",
+    plan=plan, cost=cost, arguments=arguments,
+)

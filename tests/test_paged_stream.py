@@ -1,0 +1,110 @@
+"""paged_stream: shares of every number of groups, parts merged by whoever is last, tickets that are 0 again."""
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from test_decode import make_cache, run
+
+import cuattn
+from cuattn.cpu import check_schedules
+from cuattn.devices import lookup
+from cuattn.kernels import ROWS
+from cuattn.kernels.base import DecodeShape, Unsupported
+from cuattn.kernels.paged_stream import MOST_PARTS, stretches
+
+SMALL = {"keys": 16, "warps": 1, "stages": 2}  # rounds of 16 keys, so that short sequences are cut often
+
+
+@pytest.mark.parametrize("constants", [SMALL, {"keys": 32, "warps": 3, "stages": 3}], ids=str)
+def test_every_number_of_groups(machine, rng, randn, constants):
+    """Shares that begin and end anywhere, more groups than rounds, sequences cut twice, once and not at all."""
+    cache, q = make_cache(rng, [333, 5, 0, 16, 200], 16, 1, 64), randn(5, 1, 4, 64)
+    for groups in range(1, 40):
+        run(machine, "paged_stream", q, cache, constants={**constants, "groups": groups})
+
+
+@pytest.mark.parametrize("groups", [1, 4, 33])
+def test_more_sequences_than_a_warp_looks_at(machine, rng, randn, groups):
+    lengths = [int(n) for n in rng.integers(0, 70, 75)]
+    cache, q = make_cache(rng, lengths, 16, 1, 64), randn(75, 1, 2, 64)
+    run(machine, "paged_stream", q, cache, constants={**SMALL, "groups": groups})
+
+
+@pytest.mark.parametrize("group", [1, 9, 16, 20])
+def test_groups_of_heads_that_are_cut(machine, rng, randn, group):
+    """Fewer rows than a tile has, all of them, and a second tile that is nearly empty."""
+    cache, q = make_cache(rng, [150, 61], 16, 2, 72), randn(2, 1, 2 * group, 72)
+    run(machine, "paged_stream", q, cache, constants={**SMALL, "groups": 3})
+
+
+def test_a_sequence_is_not_cut_into_more_parts_than_merging_pays(machine, rng, randn):
+    n = 16 * (MOST_PARTS + 40)
+    cache, q = make_cache(rng, [n], 16, 1, 64), randn(1, 1, 4, 64)
+    p, *_ = run(machine, "paged_stream", q, cache, constants={**SMALL, "groups": MOST_PARTS + 40})
+    assert len(stretches(p.plan, [n])) == MOST_PARTS
+
+
+@pytest.mark.parametrize("groups", [2, 7])
+def test_equal_bits_under_every_schedule(cpu, rng, randn, groups):
+    """Blocks side by side, in any order: the last one to come merges all parts in their order."""
+    cache = make_cache(rng, [130, 300, 0, 9], 16, 1, 64)
+    arrays = [cpu.upload(x) for x in (randn(4, 1, 4, 64), cache.k, cache.v, cache.table, cache.lengths)]
+    p = cuattn.plan_decode(*arrays, kernel="paged_stream", constants={**SMALL, "groups": groups})
+    o, lse = p.outputs
+    check_schedules(cpu, p.run, {"o": o, "lse": lse})
+
+
+def test_runs_repeat_to_the_bit_and_leave_the_tickets_at_zero(machine, rng, randn):
+    """With lengths that cut other sequences in each run."""
+    cache, q = make_cache(rng, [300, 210, 90], 16, 2, 64), randn(3, 1, 4, 64)
+    lengths = machine.upload(cache.lengths)
+    p = cuattn.plan_decode(*(machine.upload(x) for x in (q, cache.k, cache.v, cache.table)), lengths,
+                           kernel="paged_stream", constants={**SMALL, "groups": 5})
+    seen = {}
+    for now in ([300, 210, 90], [1, 210, 0], [17, 16, 90], [300, 210, 90], [1, 210, 0]):
+        lengths[...] = machine.upload(np.array(now, np.int32))
+        p.run()
+        machine.synchronize()
+        o, lse = (machine.download(x) for x in p.outputs)
+        cuattn.compare.check_decode(q, cache.k, cache.v, cache.table, np.array(now), o, lse).raise_if_bad()
+        assert (machine.download(p.tensors["tickets"].array) == 0).all()
+        assert (seen.setdefault(tuple(now), o) == o).all()
+
+
+@pytest.mark.gpu
+def test_calls_that_repeat_start_from_cleared_tickets(rng, randn):
+    machine = cuattn.open_machine("gpu")
+    cache, q = make_cache(rng, [300, 0, 90], 16, 2, 64), randn(3, 1, 4, 64)
+    arrays = [machine.upload(x) for x in (q, cache.k, cache.v, cache.table, cache.lengths)]
+    for _ in range(3):
+        machine.poison(machine.empty(1 << 20, "int32"))  # what the pool hands out next is not zero
+        o, lse = (machine.download(x) for x in cuattn.decode(*arrays, kernel="paged_stream", return_lse=True))
+        cuattn.compare.check_decode(q, cache.k, cache.v, cache.table, cache.lengths, o, lse).raise_if_bad()
+
+
+def plan(b=3, h=8, hkv=2, d=64, page_size=16, max_pages=64, **constants):
+    shape = DecodeShape(b, h, hkv, d, page_size, max_pages, "float16")
+    return ROWS["paged_stream"].plan(shape, lookup("H200"), constants)
+
+
+@pytest.mark.parametrize("lengths", [[0], [1, 0, 0], [1000, 3, 16, 17, 0, 900], [5] * 40], ids=str)
+@pytest.mark.parametrize("groups", [1, 2, 5, 64, 1000])
+def test_the_shares_are_equal_and_leave_nothing_out(lengths, groups):
+    shares = stretches(plan(b=len(lengths), groups=groups, **SMALL), lengths)
+    rounds = [max(-(-n // 16), 1) for n in lengths]
+    taken = [(b, first + i) for share in shares for b, first, count, _ in share for i in range(count)]
+    assert taken == [(b, i) for b, n in enumerate(rounds) for i in range(n)]
+    sizes = [sum(count for *_, count, _ in share) for share in shares]
+    assert max(sizes) - min(sizes) <= 1
+    assert all(whole == (count == rounds[b]) for share in shares for b, _, count, whole in share)
+
+
+def test_what_cannot_be_planned_is_refused_in_a_sentence():
+    with pytest.raises(Unsupported, match="keys must be 16 or 32, got 48"):
+        plan(keys=48)
+    with pytest.raises(Unsupported, match="at least 2 stages"):
+        plan(stages=1)
+    with pytest.raises(Unsupported, match="do not fit"):
+        plan(d=256, warps=8, stages=4)
+    with pytest.raises(Unsupported, match=r"rounds of 256 keys, got \d+; choose paged"):
+        plan(b=60000, page_size=1 << 16, max_pages=1 << 12)
