@@ -5,12 +5,22 @@ from cuattn.contract import ContractError
 from cuattn.kernels.base import Unsupported
 from cuattn.kvcache import OutOfPages, PagedKVCache
 from cuattn.machine import Counters, DeviceError, MachineUnavailable, open_machine
-from cuattn.ops import append_kv, attention, decode, merge_states, plan_append, plan_attention, plan_decode
+from cuattn.ops import (
+    append_kv,
+    attention,
+    copy_pages,
+    decode,
+    merge_states,
+    plan_append,
+    plan_attention,
+    plan_copy_pages,
+    plan_decode,
+)
 from cuattn.probing import plan_probe
 
 __all__ = [
     "CompileError", "CompilerMissing", "ContractError", "Counters", "DeviceError", "MachineUnavailable",
-    "OutOfPages", "PagedKVCache", "Unsupported", "append_kv", "attention", "compare", "decode", "devices",
-    "kernels", "merge_states", "open_machine", "plan_append", "plan_attention", "plan_decode", "plan_probe",
-    "reference", "timing",
+    "OutOfPages", "PagedKVCache", "Unsupported", "append_kv", "attention", "compare", "copy_pages", "decode",
+    "devices", "kernels", "merge_states", "open_machine", "plan_append", "plan_attention", "plan_copy_pages",
+    "plan_decode", "plan_probe", "reference", "timing",
 ]

@@ -10,13 +10,22 @@ from dataclasses import replace
 import numpy as np
 
 from cuattn.dense import dense, dense_rows, rounds_scores
-from cuattn.reference import append_kv, attention_rows, bits, default_scale, gather, visible_keys, widen
+from cuattn.reference import (
+    append_kv,
+    attention_rows,
+    bits,
+    copy_pages,
+    default_scale,
+    gather,
+    visible_keys,
+    widen,
+)
 from cuattn.uniform import Probe, check_probe, uniform_probe
 from cuattn.verdict import Mismatch, Verdict, array_module, check, distance, index_of
 
 __all__ = [
-    "Mismatch", "Probe", "Verdict", "check", "check_append", "check_attention", "check_decode", "check_probe",
-    "dense", "sample_rows", "uniform_probe",
+    "Mismatch", "Probe", "Verdict", "check", "check_append", "check_attention", "check_copy_pages",
+    "check_decode", "check_probe", "dense", "sample_rows", "uniform_probe",
 ]
 
 # (query, key) pairs up to which every row is checked; beyond, the reference would take more than seconds.
@@ -174,7 +183,19 @@ def check_decode(
 def check_append(k, v, k_before, v_before, block_table, cache_seqlens, k_after, v_after) -> Verdict:
     """Whether an append wrote the new rows bit for bit and nothing else; shapes: `reference.append_kv`."""
     expected = append_kv(k, v, k_before, v_before, block_table, cache_seqlens, array_module(k))
-    for name, got, want in (("k_cache", k_after, expected[0]), ("v_cache", v_after, expected[1])):
+    return _same_bits(expected, k_cache=k_after, v_cache=v_after)
+
+
+def check_copy_pages(k_cache, v_cache, src, dst, k_after, v_after, *, k_out=None, v_out=None) -> Verdict:
+    """Whether the caches written are bit for bit what `reference.copy_pages` makes of those before."""
+    expected = copy_pages(k_cache, v_cache, src, dst, k_out, v_out)
+    return _same_bits(expected, **({"k_cache": k_after, "v_cache": v_after} if k_out is None else
+                                   {"k_out": k_after, "v_out": v_after}))
+
+
+def _same_bits(expected, **caches) -> Verdict:
+    """Whether caches hold the expected bits, NaN included."""
+    for (name, got), want in zip(caches.items(), expected):
         integer = np.dtype(f"uint{8 * want.dtype.itemsize}")
         differ = got.view(integer) != want.view(integer)
         count = int(differ.sum())

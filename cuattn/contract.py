@@ -61,6 +61,16 @@ def vectors(name: str, t: Tensor) -> None:
                      f"strides {t.strides} at address …{t.address % 256:#x}", "make a contiguous copy")
 
 
+def words(t: Tensor) -> None:
+    """A cache of which only bytes are moved: an element of a power of two of them, a row in whole words."""
+    if t.itemsize not in (1, 2, 4, 8):
+        raise refuse("k_cache", "elements of 1, 2, 4 or 8 bytes", t.dtype, "view it as another type")
+    step = WORD // t.itemsize
+    if t.shape[-1] % step:
+        raise refuse("head dim", f"a multiple of {step}, rows of whole {WORD}-byte words", t.shape[-1],
+                     "pad the cache")
+
+
 def writable(name: str, t: Tensor) -> None:
     """Every element of an output must have a place of its own."""
     if t.empty:
@@ -154,6 +164,30 @@ def page_table(num_pages: int, page_size: int, table: np.ndarray, lengths: np.nd
                      "mend the table")
     if more:
         _written_once(table, lengths // page_size, (lengths + more - 1) // page_size)
+
+
+def page_pairs(num_pages: int, num_pages_out: int, src: np.ndarray, dst: np.ndarray, within: bool) -> None:
+    """Values of two lists of pages before those of the first are copied to those of the second.
+
+    Pairs are copied in any order, so none may write what another writes or, `within` one pool, reads.
+    """
+    for name, pages, count in (("src", src, num_pages), ("dst", dst, num_pages_out)):
+        if (bad := np.flatnonzero((pages < 0) | (pages >= count))).size:
+            i = int(bad[0])
+            raise refuse(f"{name}[{i}]", f"a page number from 0 to {count - 1}", int(pages[i]),
+                         "mend the list")
+    order = np.argsort(dst, kind="stable")
+    pages = dst[order]
+    if (twice := np.flatnonzero(pages[1:] == pages[:-1])).size:
+        first, second = (int(order[twice[0] + step]) for step in (0, 1))
+        raise refuse(f"dst[{second}]", "a page that is no other pair's destination",
+                     f"{int(dst[second])}, which is dst[{first}] as well", "keep one of the pairs")
+    if within and len(dst):
+        writer = order[np.minimum(np.searchsorted(pages, src), len(pages) - 1)]
+        if (bad := np.flatnonzero((dst[writer] == src) & (writer != np.arange(len(src))))).size:
+            i = int(bad[0])
+            raise refuse(f"src[{i}]", "a page that is no other pair's destination",
+                         f"{int(src[i])}, which is dst[{int(writer[i])}]", "copy in two calls")
 
 
 def _written_once(table: np.ndarray, first: np.ndarray, last: np.ndarray) -> None:

@@ -14,7 +14,15 @@ import numpy as np
 from cuattn import compile as compiler
 from cuattn import contract, kernels
 from cuattn.binding import Binding, Planned, Repeat, remember, repeatable, repeats, signature
-from cuattn.kernels.base import GRID_LIMIT, AppendShape, AttentionShape, DecodeShape, Row, Unsupported
+from cuattn.kernels.base import (
+    GRID_LIMIT,
+    AppendShape,
+    AttentionShape,
+    DecodeShape,
+    PagesShape,
+    Row,
+    Unsupported,
+)
 from cuattn.kernels.paged import combine_arguments, combine_launch
 from cuattn.machine import Tensor
 
@@ -182,9 +190,23 @@ def _swap(t: Tensor) -> Tensor:
 
 
 def _check_ranks_of_cache(k_cache, v_cache, block_table) -> None:
-    for name, x in (("k_cache", k_cache), ("v_cache", v_cache)):
-        contract.rank(name, x, "num_pages, page_size, HKV, D")
+    _check_ranks_of_pool(k_cache=k_cache, v_cache=v_cache)
     contract.rank("block_table", block_table, "B, max_pages")
+
+
+def _check_ranks_of_pool(**caches) -> None:
+    for name, x in caches.items():
+        contract.rank(name, x, "num_pages, page_size, HKV, D")
+
+
+def _check_pool(t: dict[str, Tensor]) -> None:
+    if t["k_cache"].shape[1] == 0:
+        raise contract.refuse("k_cache", "a page size of at least 1", 0,
+                              "check its shape (num_pages, page_size, HKV, D)")
+    contract.same("v_cache.shape", t["v_cache"].shape, "k_cache", t["k_cache"].shape)
+    contract.same("v_cache.dtype", t["v_cache"].dtype, "k_cache", t["k_cache"].dtype)
+    for name in ("k_cache", "v_cache"):
+        contract.vectors(name, t[name])
 
 
 def _check_cache(binding: Binding, more: int = 0) -> None:
@@ -194,24 +216,23 @@ def _check_cache(binding: Binding, more: int = 0) -> None:
     """
     t = binding.tensors
     b, (pages, page_size) = t["block_table"].shape[0], t["k_cache"].shape[:2]
-    if page_size == 0:
-        raise contract.refuse("k_cache", "a page size of at least 1", 0,
-                              "check its shape (num_pages, page_size, HKV, D)")
-    contract.same("v_cache.shape", t["v_cache"].shape, "k_cache", t["k_cache"].shape)
-    contract.same("v_cache.dtype", t["v_cache"].dtype, "k_cache", t["k_cache"].dtype)
+    _check_pool(t)
     contract.same("cache_seqlens.shape", t["cache_seqlens"].shape, "block_table", (b,))
     for name in ("block_table", "cache_seqlens"):
         contract.dtype(name, t[name], ("int32",))
         contract.contiguous(name, t[name])
-    for name in ("k_cache", "v_cache"):
-        contract.vectors(name, t[name])
-    if binding.machine.name == "cpu" or _wants_checks():
+    if _checks_values(binding):
         table, lengths = (binding.values(name) for name in ("block_table", "cache_seqlens"))
         contract.page_table(pages, page_size, table, lengths, more)
 
 
 def _wants_checks() -> bool:
     return os.environ.get("CUATTN_CHECK") == "1"
+
+
+def _checks_values(binding: Binding) -> bool:
+    """Whether arrays' values are looked at: where that costs no synchronisation, or is asked for."""
+    return binding.machine.name == "cpu" or _wants_checks()
 
 
 def plan_decode(q, k_cache, v_cache, block_table, cache_seqlens, *, softmax_scale: float | None = None,
@@ -341,6 +362,86 @@ def append_kv(k, v, k_cache, v_cache, block_table, cache_seqlens) -> None:
     arrays = {"k": k, "v": v, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table,
               "cache_seqlens": cache_seqlens}
     _run(plan_append, tuple(arrays.values()), tuple(arrays), (), {})
+
+
+def _check_other_pool(t: dict[str, Tensor]) -> None:
+    """Of a pool that pages are copied to: pages like those of the first, in memory of its own."""
+    contract.same("v_out.shape", t["v_out"].shape, "k_out", t["k_out"].shape)
+    for name in ("k_out", "v_out"):
+        contract.same(f"{name}.shape without its pages", t[name].shape[1:], "k_cache", t["k_cache"].shape[1:])
+        contract.same(f"{name}.dtype", t[name].dtype, "k_cache", t["k_cache"].dtype)
+        contract.vectors(name, t[name])
+        contract.apart(name, t[name], {cache: t[cache] for cache in ("k_cache", "v_cache")})
+    if t["v_out"].address == t["k_out"].address and not t["v_out"].empty:
+        raise contract.refuse("v_out", "memory apart from k_out", "the same memory",
+                              "give it memory of its own")
+
+
+def plan_copy_pages(k_cache, v_cache, src, dst, *, k_out=None, v_out=None, kernel: str = "auto",
+                    constants: dict | None = None) -> Planned:
+    """Whole pages of K and of V copied to other pages in one launch, bound to its arrays.
+
+    What a fork takes that writes to a shared page (copy-on-write: PagedAttention, arXiv:2309.06180, section
+    4.4), a pool that is packed anew, or a sequence that is swapped to another pool and back.
+
+    Parameters
+    ----------
+    k_cache, v_cache : array, [num_pages, page_size, HKV, D]
+        As in `plan_decode`, but elements of any type of 1, 2, 4 or 8 bytes, and rows of whole 16-byte words.
+        Written in place unless there is another pool.
+    src, dst : int32 array, [n]
+        Page src[i] is copied to page dst[i], the pairs in any order: no page may be the destination of two
+        pairs, nor within one pool the source of one and the destination of another. Values on a GPU are
+        checked with CUATTN_CHECK=1 only.
+    k_out, v_out : array, [num_pages_out, page_size, HKV, D], optional
+        Another pool to copy to, in memory of its own.
+
+    Returns
+    -------
+    Planned
+        Of the two caches that are written.
+
+    Raises
+    ------
+    ContractError, Unsupported, MachineUnavailable, CompileError
+    """
+    _check_options(False, constants, kernel)
+    row = _choose(kernel, "pages", "copy_pages")
+    to = {name: x for name, x in (("k_out", k_out), ("v_out", v_out)) if x is not None}
+    if len(to) == 1:
+        missing, = {"k_out", "v_out"} - set(to)
+        raise contract.refuse(missing, f"a cache beside {next(iter(to))}", None, "give both or neither")
+    _check_ranks_of_pool(k_cache=k_cache, v_cache=v_cache, **to)
+    for name, x in (("src", src), ("dst", dst)):
+        contract.rank(name, x, "n")
+    binding = Binding(k_cache=k_cache, v_cache=v_cache, src=src, dst=dst, **to)
+    t = binding.tensors
+    contract.words(t["k_cache"])
+    _check_pool(t)
+    if to:
+        _check_other_pool(t)
+    for name in to or ("k_cache", "v_cache"):
+        contract.writable(name, t[name])
+        binding.inout(name)
+    contract.same("dst.shape", t["dst"].shape, "src", t["src"].shape)
+    for name in ("src", "dst"):
+        contract.dtype(name, t[name], ("int32",))
+        contract.contiguous(name, t[name])
+    pages, page_size, hkv, d = t["k_cache"].shape
+    if _checks_values(binding):
+        pages_out = t["k_out"].shape[0] if to else pages
+        contract.page_pairs(pages, pages_out, binding.values("src"), binding.values("dst"), within=not to)
+    shape = PagesShape(t["src"].shape[0], page_size, hkv, d, t["k_cache"].itemsize)
+    return binding.planned(row, shape, constants, tuple(to.values()) or (k_cache, v_cache), {})
+
+
+def copy_pages(k_cache, v_cache, src, dst, *, k_out=None, v_out=None) -> None:
+    """Copies whole pages of a paged cache, within its pool or to another. See `plan_copy_pages`."""
+    arrays = {"k_cache": k_cache, "v_cache": v_cache, "src": src, "dst": dst}
+    if k_out is None and v_out is None:
+        _run(plan_copy_pages, tuple(arrays.values()), tuple(arrays), (), {})
+    else:  # whether the pools lie apart is asked of each call
+        plan_copy_pages(**arrays, k_out=k_out, v_out=v_out).run()
 
 
 def merge_states(o_a, lse_a, o_b, lse_b):

@@ -165,6 +165,25 @@ def append_kv(k, v, k_cache, v_cache, block_table, cache_seqlens, xp=np):
     return k_cache, v_cache
 
 
+def copy_pages(k_cache, v_cache, src, dst, k_out=None, v_out=None):
+    """Copies of the caches that are written, with page dst[i] as page src[i] was.
+
+    Parameters
+    ----------
+    k_cache, v_cache : (num_pages, page_size, HKV, D)
+    src, dst : (n,) int32
+    k_out, v_out : (num_pages_out, page_size, HKV, D), optional
+        Where pages go; by default the same caches.
+    """
+    written = []
+    for source, to in ((k_cache, k_out), (v_cache, v_out)):
+        copy = (source if to is None else to).copy()
+        for page, onto in zip(src.tolist(), dst.tolist()):
+            copy[onto] = source[page]  # (page_size, HKV, D)
+        written.append(copy)
+    return tuple(written)
+
+
 def merge_states(o_a, lse_a, o_b, lse_b, xp=np):
     """Attention over the union of two disjoint sets of keys, from the result over each.
 

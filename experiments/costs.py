@@ -12,6 +12,7 @@ from cuattn.kernels.base import (
     AttentionShape,
     Cost,
     DecodeShape,
+    PagesShape,
     Plan,
     ProbeShape,
     Unsupported,
@@ -43,6 +44,9 @@ def shape_of(params: Mapping[str, Any]):
         return DecodeShape(p["b"], p["h"], p["hkv"], p["d"], p["page_size"], pages, p["dtype"])
     if family == "cache":
         return AppendShape(p["b"], p["m"], p["hkv"], p["d"], p["page_size"], p["dtype"])
+    if family == "pages":
+        pages = sum(ceil_div(n, p["page_size"]) for n in lengths_of(p))
+        return PagesShape(pages, p["page_size"], p["hkv"], p["d"], ELEMENT_BYTES[p["dtype"]])
     return ProbeShape(p.get("bytes", 0), p.get("flops", 0), p["dtype"])
 
 
@@ -55,6 +59,9 @@ def array_bytes(params: Mapping[str, Any]) -> int:
     rows = p["b"] * p.get("m", 1) * p["h"]
     if family == "prefill":
         return 2 * rows * row + 2 * p["b"] * p["n"] * p["hkv"] * row + rows * LSE_BYTES
+    if family == "pages":
+        shape = shape_of(p)
+        return 2 * 2 * max(shape.n, 1) * shape.page_bytes + 2 * shape.n * INDEX_BYTES
     new = p["m"] if family == "cache" else 0
     counts = [ceil_div(n + new, p["page_size"]) for n in lengths_of(p)]
     pool = 2 * max(sum(counts), 1) * p["page_size"] * p["hkv"] * p["d"] * size

@@ -93,7 +93,7 @@ def build(machine, params: Mapping[str, Any]) -> dict[str, Any]:
     """The input arrays of a case by name, as the planning functions of `cuattn` take them.
 
     prefill: q, k, v. decode: q, k_cache, v_cache, block_table, cache_seqlens. cache: k, v and the same cache,
-    with room for the new tokens.
+    with room for the new tokens. pages: k_cache, v_cache, src, dst.
     """
     rng = machine.xp.random.default_rng(params["seed"])
     b, h, hkv, d, dtype = (params[key] for key in ("b", "h", "hkv", "d", "dtype"))
@@ -108,6 +108,8 @@ def build(machine, params: Mapping[str, Any]) -> dict[str, Any]:
             grade(arrays["k"], arrays["v"], axis, order, rng, machine.xp)
         return arrays
     lengths = list(params.get("lengths") or [params["n"]] * b)
+    if params["family"] == "pages":
+        return _copied(machine, params, lengths, rng)
     new = params["m"] if params["family"] == "cache" else 0
     table, pages = page_table(
         [n + new for n in lengths], params["page_size"], params["page_order"], params["seed"]
@@ -120,6 +122,19 @@ def build(machine, params: Mapping[str, Any]) -> dict[str, Any]:
         "v_cache": normal(machine, pool, dtype, rng),
         "block_table": machine.upload(table),
         "cache_seqlens": machine.upload(np.asarray(lengths, np.int32)),
+    }
+
+
+def _copied(machine, params: Mapping[str, Any], lengths: list[int], rng) -> dict[str, Any]:
+    """A cache in whose second half every page of every sequence, which lie in the first, gets its copy."""
+    table, pages = page_table(lengths, params["page_size"], params["page_order"], params["seed"])
+    pool = (2 * pages, params["page_size"], params["hkv"], params["d"])
+    src = table[table >= 0]
+    return {
+        "k_cache": normal(machine, pool, params["dtype"], rng),
+        "v_cache": normal(machine, pool, params["dtype"], rng),
+        "src": machine.upload(src),
+        "dst": machine.upload(src + np.int32(pages)),
     }
 
 

@@ -140,7 +140,7 @@ class Room:
         left = self._cap.bytes - inputs
         if left < 0:
             raise OverLimit(f"inputs of {gb(inputs)} do not fit into {gb(self._cap.bytes)}, {self._cap}")
-        if self._gpu and self._params["family"] == "cache":  # copies for the check come out of the pool too
+        if self._gpu and self._params["family"] in ("cache", "pages"):  # the check keeps copies in the pool
             left += arrays["k_cache"].nbytes + arrays["v_cache"].nbytes
         self._fresh(left)
 

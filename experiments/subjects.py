@@ -1,4 +1,4 @@
-"""What a case runs and judges: a kernel on dense attention, paged decode or append; a peer; or a probe.
+"""What a case runs and judges: a kernel on dense attention, paged decode, or a cache; a peer; or a probe.
 
 A subject owns its arrays. `run` only launches, `poison` fills the outputs with NaN, `verdict` says whether
 the last run was right.
@@ -35,7 +35,7 @@ def make(machine, params: Mapping[str, Any], entry: Entry, trim: Callable[[Mappi
         trim(arrays)
     if entry.row is None:
         return peers.make(machine, params, arrays)
-    return {"prefill": Prefill, "decode": Decode, "cache": Append}[params["family"]](machine, params, arrays)
+    return SUBJECTS[params["family"]](machine, params, arrays)
 
 
 class _Ours:
@@ -126,12 +126,14 @@ def check_decode(arrays, o, lse, rounding) -> Verdict:
     return compare.check_decode(**arrays, o=o, lse=lse, rounding=rounding)
 
 
-class Append(_Ours):
-    """New rows into a paged cache; running it again writes the same rows."""
+class _InPlace(_Ours):
+    """What writes into its paged cache, the same each time; `operation` plans it."""
+
+    operation: Callable[..., Any]
 
     def _plan(self, constants):
         self.before = {name: self.arrays[name].copy() for name in ("k_cache", "v_cache")}
-        return cuattn.plan_append(**self.arrays, kernel=self.params["kernel"], constants=constants)
+        return self.operation(**self.arrays, kernel=self.params["kernel"], constants=constants)
 
     def kept_bytes(self) -> int:
         return sum(array.nbytes for array in self.before.values()) if self.machine.name == "gpu" else 0
@@ -139,6 +141,12 @@ class Append(_Ours):
     def poison(self) -> None:
         for name, array in self.before.items():
             self.arrays[name][...] = array
+
+
+class Append(_InPlace):
+    """New rows into a paged cache."""
+
+    operation = staticmethod(cuattn.plan_append)
 
     def verdict(self) -> Verdict:
         a = self.arrays
@@ -152,6 +160,20 @@ class Append(_Ours):
             a["k_cache"],
             a["v_cache"],
         )
+
+
+class CopyPages(_InPlace):
+    """Pages of a cache copied to others."""
+
+    operation = staticmethod(cuattn.plan_copy_pages)
+
+    def verdict(self) -> Verdict:
+        a = self.arrays
+        return compare.check_copy_pages(**self.before, src=a["src"], dst=a["dst"], k_after=a["k_cache"],
+                                        v_after=a["v_cache"])
+
+
+SUBJECTS = {"prefill": Prefill, "decode": Decode, "cache": Append, "pages": CopyPages}
 
 
 class Probe(_Ours):

@@ -40,7 +40,8 @@ class Axis:
     least: int = 0
 
 
-_ATTENTION = ("prefill", "decode", "cache")
+_PAGED = ("decode", "cache", "pages")
+_ATTENTION = ("prefill", *_PAGED)
 _ALL = (*_ATTENTION, "probe")
 AXES = {
     "model": Axis(str, _ATTENTION),
@@ -54,8 +55,8 @@ AXES = {
     "causal": Axis(bool, ("prefill",), False),
     "layout": Axis(str, ("prefill",), "bshd", ("bshd", "bhsd")),
     "key_order": Axis(str, ("prefill",), None, ("mixed", "rising", "falling")),  # without it keys are plain
-    "page_size": Axis(int, ("decode", "cache"), 16, least=1),
-    "page_order": Axis(str, ("decode", "cache"), "sorted", ("sorted", "shuffled")),
+    "page_size": Axis(int, _PAGED, 16, least=1),
+    "page_order": Axis(str, _PAGED, "sorted", ("sorted", "shuffled")),
     "bytes": Axis(int, ("probe",)),
     "flops": Axis(int, ("probe",)),
     "cache_mode": Axis(str, _ALL, "cold", ("cold", "warm")),

@@ -182,7 +182,7 @@ def params_of(name: str, family: str, point: dict[str, Any], constants: dict[str
         params.setdefault("m", params["n"])
     if family == "decode":
         params |= {"m": 1, "lengths_source": params.get("lengths_source", "uniform")}
-    if family in ("decode", "cache"):
+    if family in ("decode", "cache", "pages"):
         lengths = params.get("lengths") or [params["n"]] * params["b"]
         params |= {"tokens": sum(lengths), "max_len": max(lengths, default=0)}
     elif family == "prefill":
@@ -220,6 +220,8 @@ def work(params: Mapping[str, Any]) -> tuple[float, float]:
     rows, moved = 2 * b * m * h * d * size, 2 * params["tokens"] * hkv * d * size
     if params["family"] == "cache":
         return 0, 2 * 2 * b * m * hkv * d * size
+    if params["family"] == "pages":
+        return 0, 2 * moved
     if params["family"] == "decode":
         return 4 * params["tokens"] * h * d, rows + moved
     shape = AttentionShape(b, h, hkv, m, params["n"], d, params["dtype"], params["causal"])

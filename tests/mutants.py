@@ -35,7 +35,7 @@ from cuattn import sources
 from cuattn.cpu import ScheduleError, check_schedules
 from cuattn.devices import CPU
 from cuattn.kernels import ROWS
-from cuattn.kernels.base import AppendShape, AttentionShape, DecodeShape, ProbeShape
+from cuattn.kernels.base import AppendShape, AttentionShape, DecodeShape, PagesShape, ProbeShape
 from cuattn.machine import DeviceError, RaceError
 from cuattn.paths import KERNELS
 from cuattn.verdict import Verdict
@@ -166,6 +166,7 @@ PLANNED = {  # a shape of each family, to ask a row's plan for its files
     "prefill": AttentionShape(1, 1, 1, 70, 150, DIM, "float16", True),
     "decode": DecodeShape(4, 4, 2, DIM, 16, 64, "float16"),
     "cache": AppendShape(2, 3, 2, DIM, 16, "float16"),
+    "pages": PagesShape(3, 16, 2, DIM, 2),
     "probe": ProbeShape(1024, 1024),
 }
 

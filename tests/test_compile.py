@@ -21,7 +21,7 @@ from cuattn import compile as compiler
 from cuattn import compilers, sources
 from cuattn.devices import for_arch
 from cuattn.kernels import ROWS
-from cuattn.kernels.base import AppendShape, AttentionShape, DecodeShape, ProbeShape
+from cuattn.kernels.base import AppendShape, AttentionShape, DecodeShape, PagesShape, ProbeShape
 from cuattn.paths import KERNELS
 
 ARCHS = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_120"]
@@ -51,6 +51,8 @@ def shapes(row, arch):
             yield DecodeShape(512, 8, 2, 128, 16, 256, "float16")
     elif row.family == "cache":
         yield AppendShape(4, 1, 8, 128, 16, "bfloat16")
+    elif row.family == "pages":
+        yield from (PagesShape(100, page, 8, 128, width) for page, width in ((1, 2), (16, 2), (16, 1)))
     else:
         yield ProbeShape(1 << 20, 1 << 30, "bfloat16")
 

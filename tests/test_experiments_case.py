@@ -54,6 +54,7 @@ DECODE = {
     "seed": 3,
 }
 APPEND = {**DECODE, "kernel": "append", "family": "cache", "m": 2}
+PAGES = {**DECODE, "kernel": "copy_pages", "family": "pages"}
 PROBE = {
     "kernel": "read",
     "family": "probe",
@@ -148,6 +149,7 @@ def test_a_suites_rest_reaches_the_timer(gpu, monkeypatch):
         {**PREFILL, "kernel": "standard", "constants": '{"score": "input"}'},
         DECODE,
         APPEND,
+        PAGES,
         PROBE,
         {**PROBE, "kernel": "words", "constants": '{"width": 2}'},
         {**PROBE, "kernel": "copy"},
@@ -163,15 +165,15 @@ def test_counted_equals_modelled_for_every_kernel(cpu, params):
         assert row[f"counted_{name}"] == row[f"modelled_{name}"]
     assert not any(row.get(name) for name in PERFORMANCE) and row["emulation_s"] > 0
     for name in ("lse_err", "lse_tolerance"):
-        assert (row[name] is None) == (params["family"] in ("cache", "probe"))
+        assert (row[name] is None) == (params["family"] in ("cache", "pages", "probe"))
 
 
-@pytest.mark.parametrize("params", [PREFILL, DECODE, {**APPEND, "page_order": "sorted"}])
+@pytest.mark.parametrize("params", [PREFILL, DECODE, {**APPEND, "page_order": "sorted"}, PAGES])
 def test_the_closed_form_of_memory_is_what_is_allocated(cpu, params):
     row = run(cpu, params)
     arrays = inputs.build(cpu, params)
     outputs = subjects.make(cpu, params, catalog()[params["kernel"]], lambda arrays: None).planned.outputs
-    outputs = () if params["family"] == "cache" else outputs
+    outputs = () if params["family"] in ("cache", "pages") else outputs
     together = inputs.nbytes(arrays) + sum(x.nbytes for x in outputs) + row["modelled_scratch_bytes"]
     assert row["modelled_peak_bytes"] == together
 

@@ -209,6 +209,7 @@ def test_every_suite_of_the_project_plans(name, machine):
 @pytest.mark.parametrize("family", [
     {"kernels": ["standard", "flash", "chunked_fused"], "h": 2, "hkv": 1, "d": [64, 512], "n": 64},
     {"kernels": ["paged", "paged_gather"], "h": 3, "hkv": 2, "d": 64, "n": 64},
+    {"kernels": ["copy_pages"], "h": 2, "hkv": 2, "d": 64, "n": 64, "page_size": [16, 64]},
 ])  # fmt: skip
 def test_what_a_kernel_does_not_take_is_planned_nonetheless(family, machine):
     sweep = {**family, "dtype": list(DTYPES)}

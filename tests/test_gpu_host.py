@@ -135,6 +135,21 @@ def test_the_scratch_between_two_launches_is_each_calls_own(launches):
         assert (address(merge[2]), address(merge[3])) == (o.data.ptr, lse.data.ptr)
 
 
+def test_pages_are_copied_within_each_calls_own_pool(launches):
+    """And where there is another one, every call is asked whether it lies apart."""
+    lists = Array((3,), "int32"), Array((3,), "int32")
+    for _ in range(3):
+        k, v = (Array((80, 16, 2, 64), "float16") for _ in range(2))
+        cuattn.copy_pages(k, v, *lists)
+        assert [address(a) for a in launches[-1][:6]] == [x.data.ptr for x in (k, v, *lists, k, v)]
+    out = [Array((80, 16, 2, 64), "float16") for _ in range(2)]
+    cuattn.copy_pages(k, v, *lists, k_out=out[0], v_out=out[1])
+    assert [address(a) for a in launches[-1][4:6]] == [x.data.ptr for x in out]
+    with pytest.raises(cuattn.ContractError, match="k_out: expected memory apart from k_cache"):
+        cuattn.copy_pages(k, v, *lists, k_out=k, v_out=v)
+    assert len(binding.repeats) == 1 and len(launches) == 4
+
+
 def test_options_are_part_of_the_signature(launches):
     q, k, v = qkv()
     for options in ({}, {"causal": True}, {"softmax_scale": 0.5}, {"kernel": "standard"}, {}):

@@ -37,6 +37,12 @@ def _append(machine) -> Planned:
     return cuattn.plan_append(k_new, v_new, k, v, table, machine.upload(np.array([0, 15, 16, 30], np.int32)))
 
 
+def _copy_pages(machine) -> Planned:
+    k, v = _arrays(machine, *[(16, 16, 2, 128)] * 2)
+    src, dst = (machine.upload(np.array(pages, np.int32)) for pages in ([0, 3, 3, 7], [8, 9, 15, 12]))
+    return cuattn.plan_copy_pages(k, v, src, dst)
+
+
 def _prefill(machine, kernel: str, causal: bool, constants: dict) -> Planned:
     q, k, v = _arrays(machine, (1, 300, 4, 64), (1, 333, 2, 64), (1, 333, 2, 64))
     return cuattn.plan_attention(q, k, v, causal=causal, kernel=kernel, constants=constants)
@@ -59,6 +65,7 @@ CASES = {
     "paged_launches": lambda m: _decode(m, [1, 500, 1000, 777], "paged_launches"),
     "paged_launches, by page": lambda m: _decode(m, [1, 100], "paged_launches", launch="page"),
     "append": _append,
+    "copy_pages": _copy_pages,
     "copy": lambda m: plan_probe(m, "copy", bytes=1 << 18, constants={"threads": 256, "blocks_per_sm": 1}),
 }
 

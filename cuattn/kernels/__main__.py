@@ -11,17 +11,18 @@ BEGIN, END = "<!-- ladder: python -m cuattn.kernels -->\n", "<!-- end of ladder 
 # As a reader climbs; others follow by name.
 LADDER = ("standard", "chunked_unfused", "chunked_fused", "chunked_atomic", "flash",
           "flash_hopper", "paged_launches", "paged_gather", "paged")
-STEPS = {"prefill": "Prefill", "decode": "Decode", "cache": "The cache", "probe": "The device itself"}
+STEPS = {"Prefill": ("prefill",), "Decode": ("decode",), "The cache": ("cache", "pages"),
+         "The device itself": ("probe",)}
 
 
 def table() -> str:
     """The rows by family, in the order in which they make sense to a reader."""
     place = {name: step for step, name in enumerate(LADDER)}
     lines = ["| kernel | file | runs on | what it teaches |", "| --- | --- | --- | --- |"]
-    for family, title in STEPS.items():
+    for title, families in STEPS.items():
         lines.append(f"| **{title}** | | | |")
         for row in sorted(ROWS.values(), key=lambda row: (place.get(row.name, len(place)), row.name)):
-            if row.family == family:
+            if row.family in families:
                 lines.append(f"| `{row.name}` | [{row.file}]({row.file}) | {', '.join(row.archs)} "
                              f"| {row.teaches} |")
     return "\n".join(lines) + "\n"

@@ -102,6 +102,22 @@ class AppendShape:
 
 
 @dataclass(frozen=True)
+class PagesShape:
+    """n pages of (page_size, HKV, D) elements of `width` bytes in a cache of keys, and as many of values."""
+
+    n: int
+    page_size: int
+    hkv: int
+    d: int
+    width: int
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page of K, and of one of V."""
+        return self.page_size * self.hkv * self.d * self.width
+
+
+@dataclass(frozen=True)
 class ProbeShape:
     """A kernel that measures the device itself: `bytes` to move or `flops` to do."""
 
@@ -233,7 +249,7 @@ class Row:
     Parameters
     ----------
     name, family : str
-        Family is prefill, decode, cache or probe.
+        Family is prefill, decode, cache (new rows), pages (copies of them) or probe.
     file : str
         Path below `kernels_cu/`; for a kernel from outside absolute, or from its module's folder.
     archs : tuple of str

@@ -31,6 +31,7 @@ _HEADS = {
     "HKV": Letter("hkv", 2, "key/value heads", 1),
     "D": Letter("d", 64, "head dim", 1),
 }
+_KV_HEADS = {name: letter for name, letter in _HEADS.items() if name != "H"}
 _PAGE = {"page": Letter("page_size", 16, "tokens a page holds", 1)}
 LETTERS: dict[str, dict[str, Letter]] = {
     "prefill": {
@@ -44,7 +45,13 @@ LETTERS: dict[str, dict[str, Letter]] = {
         "B": Letter("b", 2, "batch"),
         "T": Letter("m", 4, "new rows a sequence", 1),
         "N": Letter("n", 30, "rows a sequence holds before"),
-        **{name: letter for name, letter in _HEADS.items() if name != "H"},
+        **_KV_HEADS,
+        **_PAGE,
+    },
+    "pages": {
+        "B": Letter("b", 2, "batch"),
+        "N": Letter("n", 60, "rows a sequence holds, whose pages are copied"),
+        **_KV_HEADS,
         **_PAGE,
     },
     "probe": {"n": Letter("n", 69632, "16-byte words moved, or mma.sync instructions done")},
@@ -135,7 +142,7 @@ def params_for(
     point["dtype"] = dtype
     if family == "prefill":
         point["causal"] = bool(causal)
-    if family == "cache":
+    if family in ("cache", "pages"):
         point["h"] = point["hkv"]  # it has no queries; the suites name both
     if family == "probe":
         units = point.pop("n")
