@@ -16,11 +16,12 @@ from cuattn.ops import (
     plan_copy_pages,
     plan_decode,
 )
+from cuattn.page_tables import from_flashinfer, to_flashinfer
 from cuattn.probing import plan_probe
 
 __all__ = [
     "CompileError", "CompilerMissing", "ContractError", "Counters", "DeviceError", "MachineUnavailable",
     "OutOfPages", "PagedKVCache", "Unsupported", "append_kv", "attention", "compare", "copy_pages", "decode",
-    "devices", "kernels", "merge_states", "open_machine", "plan_append", "plan_attention", "plan_copy_pages",
-    "plan_decode", "plan_probe", "reference", "timing",
+    "devices", "from_flashinfer", "kernels", "merge_states", "open_machine", "plan_append", "plan_attention",
+    "plan_copy_pages", "plan_decode", "plan_probe", "reference", "timing", "to_flashinfer",
 ]

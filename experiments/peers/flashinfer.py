@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import time
 
-from cuattn.kernels.base import Unsupported, ceil_div
+from cuattn.kernels.base import Unsupported
+from cuattn.page_tables import to_flashinfer
 from experiments.peers.torch_peer import TorchPeer, refuse_dtype
 
 WORKSPACE_BYTES = 128 << 20  # what its documentation recommends
@@ -91,22 +92,18 @@ class Decode(_Planned):
         from flashinfer import BatchDecodeWithPagedKVCacheWrapper
 
         p, page = self.params, self.params["page_size"]
-        lengths, table = self.tensor("cache_seqlens").tolist(), self.tensor("block_table")
-        counts = [ceil_div(length, page) for length in lengths]
-        ends = self.ints([sum(counts[:i]) for i in range(len(counts) + 1)])
-        last = self.ints([length - page * (count - 1) for length, count in zip(lengths, counts)])
-        indices = self.torch.cat([table[i, :count] for i, count in enumerate(counts)])
+        ends, indices, last = to_flashinfer(self.tensor("block_table"), self.tensor("cache_seqlens"), page)
         buffers = {}
         if self.graph:
             buffers = {
-                "use_cuda_graph": True, "paged_kv_indptr_buffer": ends.cuda(),
-                "paged_kv_indices_buffer": indices.clone(), "paged_kv_last_page_len_buffer": last.cuda(),
+                "use_cuda_graph": True, "paged_kv_indptr_buffer": ends.clone(),
+                "paged_kv_indices_buffer": indices.clone(), "paged_kv_last_page_len_buffer": last.clone(),
             }
         self._wrapper = BatchDecodeWithPagedKVCacheWrapper(
             self.workspace, "NHD", use_tensor_cores=True, **buffers
         )
         self._plan = {
-            "indptr": ends, "indices": indices, "last_page_len": last, "num_qo_heads": p["h"],
+            "indptr": ends.cpu(), "indices": indices, "last_page_len": last.cpu(), "num_qo_heads": p["h"],
             "num_kv_heads": p["hkv"], "head_dim": p["d"], "page_size": page, "q_data_type": self.dtype,
             "kv_data_type": self.dtype,
         }
