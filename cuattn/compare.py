@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from cuattn.dense import dense, dense_rows, rounds_scores
+from cuattn.dense import dense, dense_rows, eps, rounds_scores, smallest
 from cuattn.reference import (
     append_kv,
     attention_rows,
@@ -17,6 +17,8 @@ from cuattn.reference import (
     copy_pages,
     default_scale,
     gather,
+    rotary_pairs,
+    rotate,
     visible_keys,
     widen,
 )
@@ -25,7 +27,7 @@ from cuattn.verdict import Mismatch, Verdict, array_module, check, distance, ind
 
 __all__ = [
     "Mismatch", "Probe", "Verdict", "check", "check_append", "check_attention", "check_copy_pages",
-    "check_decode", "check_probe", "dense", "sample_rows", "uniform_probe",
+    "check_decode", "check_probe", "check_rotated", "dense", "sample_rows", "uniform_probe",
 ]
 
 # (query, key) pairs up to which every row is checked; beyond, the reference would take more than seconds.
@@ -180,10 +182,69 @@ def check_decode(
     return _judge(q, keys, visible, o, lse, scale, rounding, sample, seed)
 
 
-def check_append(k, v, k_before, v_before, block_table, cache_seqlens, k_after, v_after) -> Verdict:
-    """Whether an append wrote the new rows bit for bit and nothing else; shapes: `reference.append_kv`."""
+def check_append(
+    k, v, k_before, v_before, block_table, cache_seqlens, k_after, v_after, *,
+    cos=None, sin=None, interleaved=False,
+) -> Verdict:
+    """Whether an append wrote the new rows bit for bit and nothing else; shapes: `reference.append_kv`.
+
+    With tables, the new rows of K are judged by `check_rotated`.
+    """
     expected = append_kv(k, v, k_before, v_before, block_table, cache_seqlens, array_module(k))
-    return _same_bits(expected, k_cache=k_after, v_cache=v_after)
+    if cos is None:
+        return _same_bits(expected, k_cache=k_after, v_cache=v_after)
+    page, slot = _places(k, block_table, cache_seqlens, k_after.shape[1])
+    rotated, rest = bits(k_after)[page, slot].view(k.dtype), k_after.copy()  # (B, T, HKV, D), the whole cache
+    bits(rest)[page, slot] = bits(k)
+    verdict = _same_bits(expected, k_cache=rest, v_cache=v_after)
+    if not verdict.ok:
+        return verdict
+    return check_rotated(k, rotated, cos, sin, cache_seqlens, interleaved=interleaved)
+
+
+def _places(k, block_table, cache_seqlens, page_size: int):
+    """(page, slot) of each new row, (B, T) each."""
+    positions = _positions(k, cache_seqlens)
+    rows = array_module(k).arange(len(k))[:, None]
+    return block_table[rows, positions // page_size], positions % page_size
+
+
+def _positions(x, cache_seqlens):
+    """Of T new rows behind each length, (B, T)."""
+    return cache_seqlens[:, None] + array_module(x).arange(x.shape[1])
+
+
+def check_rotated(x, got, cos, sin, cache_seqlens, *, interleaved=False) -> Verdict:
+    """Whether rows were rotated in float32 and rounded once; what is not rotated must have the same bits.
+
+    Parameters
+    ----------
+    x, got : (B, T, H, D)
+        Rows at the positions behind `cache_seqlens`, before and after.
+    cos, sin, interleaved
+        As in `reference.rotate`.
+    """
+    xp, dtype, rotary = array_module(x), x.dtype.name, 2 * cos.shape[1]
+    _demand("got", got, x.shape)
+    if not x.size:
+        return Verdict(True, 0.0, 0.0, None, None, (), "nothing to rotate")
+    positions, (first, second) = _positions(x, cache_seqlens), rotary_pairs(rotary, interleaved)
+    exact = rotate(x, cos, sin, positions, interleaved)
+    err, size = xp.abs(widen(got) - exact), xp.zeros(x.shape)
+    wide = xp.abs(widen(x))
+    size[..., first] = size[..., second] = ((wide[..., first] + wide[..., second])
+                                            * xp.maximum(xp.abs(cos), xp.abs(sin))[positions][:, :, None])
+    # Half a step of the dtype, near zero its smallest one; and the rounding of two products and of their sum.
+    tol = eps(dtype) / 2 * xp.abs(exact) + smallest(dtype) / 2 + 2.0**-22 * size
+    tol[..., rotary:], same = 0, bits(got)[..., rotary:] == bits(x)[..., rotary:]
+    err[..., rotary:] = xp.where(same, 0.0, xp.inf)
+    wrong = ~(err <= tol)
+    flat = int(wrong.argmax()) if bool(wrong.any()) else int(err.argmax())
+    worst, allowed, index = float(err.ravel()[flat]), float(tol.ravel()[flat]), index_of(flat, x.shape, None)
+    message = (f"rotated: error {worst:.3g} exceeds {allowed:.3g} at (b, t, h, d) = {index}: got "
+               f"{float(widen(got).ravel()[flat]):.8g}, expected {float(exact.ravel()[flat]):.8g}")
+    ok = worst <= allowed
+    return Verdict(ok, worst, allowed, None, None, index, "rows are rotated as expected" if ok else message)
 
 
 def check_copy_pages(k_cache, v_cache, src, dst, k_after, v_after, *, k_out=None, v_out=None) -> Verdict:

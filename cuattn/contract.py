@@ -13,6 +13,7 @@ from cuattn.machine import Tensor
 
 MAX_HEADS = 256  # more heads than any model has: (B, H, N, D) read as (B, N, H, D)
 WORD = 16  # bytes of one vector access
+PAIR = 8  # of one access to two neighbouring float32
 SMALLEST_SCALE, LARGEST_SCALE = 2.0**-100, 2.0**100  # times log₂e still normal in float32
 
 
@@ -50,14 +51,14 @@ def contiguous(name: str, t: Tensor) -> None:
         raise refuse(name, "a contiguous last dimension", f"stride {t.strides[-1]}", "make a contiguous copy")
 
 
-def vectors(name: str, t: Tensor) -> None:
-    """Rows must be contiguous and every row 16-byte aligned: kernels move 16 bytes at a time."""
+def vectors(name: str, t: Tensor, word: int = WORD) -> None:
+    """Rows must be contiguous and every row aligned to a word: kernels move one at a time."""
     if t.empty:
         return
     contiguous(name, t)
-    step = WORD // t.itemsize
-    if t.address % WORD or any(stride % step for stride in t.strides[:-1]):
-        raise refuse(name, f"rows aligned to {WORD} bytes (every stride a multiple of {step} elements)",
+    step = word // t.itemsize
+    if t.address % word or any(stride % step for stride in t.strides[:-1]):
+        raise refuse(name, f"rows aligned to {word} bytes (every stride a multiple of {step} elements)",
                      f"strides {t.strides} at address …{t.address % 256:#x}", "make a contiguous copy")
 
 
@@ -164,6 +165,14 @@ def page_table(num_pages: int, page_size: int, table: np.ndarray, lengths: np.nd
                      "mend the table")
     if more:
         _written_once(table, lengths // page_size, (lengths + more - 1) // page_size)
+
+
+def positions(lengths: np.ndarray, more: int, most: int) -> None:
+    """Values of lengths behind which `more` rows come, of which each needs one of `most` rows of angles."""
+    if more and lengths.size and int(lengths.max()) + more > most:
+        b = int(lengths.argmax())
+        raise refuse(f"cache_seqlens[{b}]", f"at most {most - more}, so that cos has a row a new position",
+                     int(lengths[b]), "give longer tables")
 
 
 def page_pairs(num_pages: int, num_pages_out: int, src: np.ndarray, dst: np.ndarray, within: bool) -> None:

@@ -18,6 +18,11 @@ def eps(dtype: str) -> float:
     return float(ml_dtypes.finfo(np.dtype(dtype)).eps)
 
 
+def smallest(dtype: str) -> float:
+    """The least number of that dtype above 0: its step near 0."""
+    return float(ml_dtypes.finfo(np.dtype(dtype)).smallest_subnormal)
+
+
 def round_to(x, dtype: str, xp=np):
     """float32 values rounded to the nearest of `dtype`, still float32."""
     if dtype != "bfloat16":

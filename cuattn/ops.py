@@ -8,6 +8,7 @@ the one that is current when its first array comes.
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import numpy as np
 
@@ -49,7 +50,7 @@ def _run(plan, arrays: tuple, names, returns, options: dict, constants=None, out
     if key is not None and (known := repeats.get(key)) is not None:
         return known.call(*arrays)
     more = {name: x for name, x in (("constants", constants), ("out", out)) if x is not None}
-    planned = plan(*arrays, **options, **more)
+    planned = plan(**dict(zip(names, arrays)), **options, **more)
     outputs = planned.run()
     if key is not None and repeatable(planned):
         remember(key, Repeat(planned, names, returns))
@@ -310,9 +311,51 @@ def decode(q, k_cache, v_cache, block_table, cache_seqlens, *, softmax_scale: fl
     return (o, lse) if return_lse else o
 
 
-def plan_append(k, v, k_cache, v_cache, block_table, cache_seqlens, *, kernel: str = "auto",
-                constants: dict | None = None) -> Planned:
-    """New K and V rows into a paged cache, bound to its arrays.
+def _check_rope(row: Row, cos, sin, q, interleaved) -> dict:
+    """The arrays that rotate, by name: the two tables, or none, and queries beside them."""
+    if not isinstance(interleaved, (bool, np.bool_)):
+        raise contract.refuse("interleaved", "True or False", type(interleaved).__name__, "name one")
+    given = {name: x for name, x in (("cos", cos), ("sin", sin), ("q", q)) if x is not None}
+    if given and not {"cos", "sin"} <= set(given):
+        missing = "sin" if "cos" in given else "cos"
+        raise contract.refuse(missing, f"a table beside {next(iter(given))}", None, "give cos and sin")
+    if interleaved and not given:
+        raise contract.refuse("interleaved", "False without tables to rotate by", True, "give cos and sin")
+    if bool(given) != ("rope" in row.features):
+        expected, got = ("None", "a table") if given else ("a table", "None")
+        raise contract.refuse("cos", f"{expected} for kernel '{row.name}'", got, "choose another kernel")
+    for name in ("cos", "sin"):
+        if given:
+            contract.rank(name, given[name], "max_position, rotary_dim / 2")
+    if q is not None:
+        contract.rank("q", q, "B, T, H, D")
+    return given
+
+
+def _check_angles(t: dict[str, Tensor]) -> None:
+    """Shapes and types of what rotates beside k, and of what is rotated with it."""
+    b, count, _, d = t["k"].shape
+    contract.same("sin.shape", t["sin"].shape, "cos", t["cos"].shape)
+    columns = t["cos"].shape[1]
+    if columns % 2 or not 0 < columns <= d // 2:
+        raise contract.refuse("cos", f"an even number of columns up to {d // 2}, half the elements to rotate",
+                              columns, "check its shape (max_position, rotary_dim / 2)")
+    for name in ("cos", "sin"):
+        contract.dtype(name, t[name], ("float32",))
+        contract.vectors(name, t[name], contract.PAIR)
+    if "q" in t:
+        contract.same("q.dtype", t["q"].dtype, "k", t["k"].dtype)
+        contract.same("q.shape without its heads", (*t["q"].shape[:2], t["q"].shape[3]), "k", (b, count, d))
+        contract.grid(b, t["q"].shape[2])
+        contract.vectors("q", t["q"])
+
+
+def plan_append(k, v, k_cache, v_cache, block_table, cache_seqlens, *, cos=None, sin=None, q=None,
+                interleaved: bool = False, kernel: str = "auto", constants: dict | None = None) -> Planned:
+    """New K and V rows into a paged cache, bound to its arrays; K, and queries beside it, rotated on the way.
+
+    The rotation is RoPE's (RoFormer, arXiv:2104.09864): pairs (x, y) of elements become
+    (x cos − y sin, y cos + x sin), in float32 and rounded once.
 
     Parameters
     ----------
@@ -322,19 +365,35 @@ def plan_append(k, v, k_cache, v_cache, block_table, cache_seqlens, *, kernel: s
         As in `plan_decode`; the caches are written in place.
     cache_seqlens : int32 array, [B]
         Rows each sequence holds already: row t goes to position cache_seqlens[b] + t. It is not changed.
+    cos, sin : float32 array, [max_position, rotary_dim / 2], optional
+        Row p holds the cosines and sines by which the pairs of a row at position p are rotated; 8-byte
+        aligned. rotary_dim is a multiple of 4, at most D; elements from it on stay as they are.
+    q : array, [B, T, H, D], optional
+        Queries at the same positions, to be rotated in the same launch; k's dtype.
+    interleaved : bool
+        Pair i is the elements 2i and 2i + 1 (GPT-J), else i and i + rotary_dim / 2 (GPT-NeoX, Llama).
+    kernel : str
+        A kernel of this kind; "auto" is append_rope where there are tables, else append.
+
+    Returns
+    -------
+    Planned
+        Of the two caches and, where q is given, the rotated queries, like q.
 
     Raises
     ------
     ContractError
-        Also where the table has no room for a row (checked as in `plan_decode`).
+        Also where the block table has no room for a row, or the angles no row for its position (checked as in
+        `plan_decode`).
     """
     _check_options(False, constants, kernel)
-    row = _choose(kernel, "cache", "append")
+    row = _choose(kernel, "cache", "append" if cos is None and sin is None and q is None else "append_rope")
+    rope = _check_rope(row, cos, sin, q, interleaved)
     for name, x in (("k", k), ("v", v)):
         contract.rank(name, x, "B, T, HKV, D")
     _check_ranks_of_cache(k_cache, v_cache, block_table)
     binding = Binding(k=k, v=v, k_cache=k_cache, v_cache=v_cache, block_table=block_table,
-                      cache_seqlens=cache_seqlens)
+                      cache_seqlens=cache_seqlens, **rope)
     t = binding.tensors
     b, count, hkv, d = t["k"].shape
     page_size = t["k_cache"].shape[1]
@@ -351,17 +410,34 @@ def plan_append(k, v, k_cache, v_cache, block_table, cache_seqlens, *, kernel: s
     for name in ("k_cache", "v_cache"):
         contract.writable(name, t[name])
     _check_cache(binding, more=count)
+    shape, outputs = AppendShape(b, count, hkv, d, page_size, t["k"].dtype), [k_cache, v_cache]
+    if rope:
+        _check_angles(t)
+        if _checks_values(binding):
+            contract.positions(binding.values("cache_seqlens"), count, t["cos"].shape[0])
+        shape = replace(shape, rotary=2 * t["cos"].shape[1], interleaved=bool(interleaved))
+    if "q" in rope:
+        outputs.append(binding.output("q_rotated", t["q"].shape, t["q"].dtype))
+        shape = replace(shape, h=t["q"].shape[2])
     binding.inout("k_cache")
     binding.inout("v_cache")
-    shape = AppendShape(b, count, hkv, d, page_size, t["k"].dtype)
-    return binding.planned(row, shape, constants, (k_cache, v_cache), {})
+    return binding.planned(row, shape, constants, tuple(outputs), {})
 
 
-def append_kv(k, v, k_cache, v_cache, block_table, cache_seqlens) -> None:
-    """Writes new K and V rows into a paged cache. See `plan_append`."""
+def append_kv(k, v, k_cache, v_cache, block_table, cache_seqlens, *, cos=None, sin=None, q=None,
+              interleaved: bool = False):
+    """Writes new K and V rows into a paged cache, K rotated where there are tables. See `plan_append`.
+
+    Returns
+    -------
+    The rotated q, where one is given; else None.
+    """
     arrays = {"k": k, "v": v, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table,
-              "cache_seqlens": cache_seqlens}
-    _run(plan_append, tuple(arrays.values()), tuple(arrays), (), {})
+              "cache_seqlens": cache_seqlens, "cos": cos, "sin": sin, "q": q}
+    arrays = {name: x for name, x in arrays.items() if x is not None}
+    returns = ("q_rotated",) if q is not None else ()
+    outputs = _run(plan_append, tuple(arrays.values()), tuple(arrays), returns, {"interleaved": interleaved})
+    return outputs[-1] if returns else None
 
 
 def _check_other_pool(t: dict[str, Tensor]) -> None:

@@ -165,6 +165,45 @@ def append_kv(k, v, k_cache, v_cache, block_table, cache_seqlens, xp=np):
     return k_cache, v_cache
 
 
+def rotary_tables(max_position: int, rotary_dim: int, base: float = 10000.0, xp=np):
+    """Cosines and sines of RoPE's angles p · base^(−2i / rotary_dim), (max_position, rotary_dim / 2) float32.
+
+    RoFormer (arXiv:2104.09864), section 3.2.2.
+    """
+    angles = xp.arange(max_position)[:, None] * base ** (-2 * xp.arange(rotary_dim // 2) / rotary_dim)
+    return xp.cos(angles).astype(np.float32), xp.sin(angles).astype(np.float32)
+
+
+def rotary_pairs(rotary_dim: int, interleaved: bool) -> tuple[slice, slice]:
+    """Where the x and the y of the pairs lie in a row: neighbours (GPT-J), or halves (GPT-NeoX)."""
+    if interleaved:
+        return slice(0, rotary_dim, 2), slice(1, rotary_dim, 2)
+    return slice(0, rotary_dim // 2), slice(rotary_dim // 2, rotary_dim)
+
+
+def rotate(x, cos, sin, positions, interleaved: bool = False):
+    """RoPE (RoFormer, arXiv:2104.09864): each pair (x, y) becomes (x cos − y sin, y cos + x sin).
+
+    Parameters
+    ----------
+    x : (B, T, H, D)
+    cos, sin : (max_position, rotary_dim / 2) float32
+    positions : (B, T) int
+        The row of the tables for each token.
+    interleaved : bool
+        See `rotary_pairs`.
+
+    Returns
+    -------
+    (B, T, H, D) float64, elements from rotary_dim on as they were.
+    """
+    rotated, (first, second) = widen(x).copy(), rotary_pairs(2 * cos.shape[1], interleaved)
+    a, b = rotated[..., first].copy(), rotated[..., second].copy()  # (B, T, H, rotary_dim / 2)
+    c, s = (widen(table)[positions][:, :, None] for table in (cos, sin))  # (B, T, 1, rotary_dim / 2)
+    rotated[..., first], rotated[..., second] = a * c - b * s, b * c + a * s
+    return rotated
+
+
 def copy_pages(k_cache, v_cache, src, dst, k_out=None, v_out=None):
     """Copies of the caches that are written, with page dst[i] as page src[i] was.
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from cuattn.kernels import ROWS
 from cuattn.kernels.base import (
     ELEMENT_BYTES,
     AppendShape,
@@ -21,7 +22,7 @@ from cuattn.kernels.base import (
 from experiments.catalog import Entry
 from experiments.sweep import work
 
-LSE_BYTES, INDEX_BYTES = 4, 4
+LSE_BYTES, INDEX_BYTES, ANGLE_BYTES = 4, 4, 4
 
 
 def lengths_of(params: Mapping[str, Any]) -> list[int]:
@@ -34,6 +35,11 @@ def constants_of(params: Mapping[str, Any]) -> dict[str, Any]:
     return json.loads(params["constants"]) if params.get("constants") else {}
 
 
+def rotates(params: Mapping[str, Any]) -> bool:
+    """Whether the case's kernel rotates the rows that it appends: whole rows here, in halves."""
+    return "rope" in ROWS[params["kernel"]].features
+
+
 def shape_of(params: Mapping[str, Any]):
     """The problem as the kernels' plans take it."""
     family, p = params["family"], params
@@ -43,7 +49,8 @@ def shape_of(params: Mapping[str, Any]):
         pages = max([1, *(ceil_div(n, p["page_size"]) for n in lengths_of(p))])
         return DecodeShape(p["b"], p["h"], p["hkv"], p["d"], p["page_size"], pages, p["dtype"])
     if family == "cache":
-        return AppendShape(p["b"], p["m"], p["hkv"], p["d"], p["page_size"], p["dtype"])
+        rotary = p["d"] if rotates(p) else 0
+        return AppendShape(p["b"], p["m"], p["hkv"], p["d"], p["page_size"], p["dtype"], rotary=rotary)
     if family == "pages":
         pages = sum(ceil_div(n, p["page_size"]) for n in lengths_of(p))
         return PagesShape(pages, p["page_size"], p["hkv"], p["d"], ELEMENT_BYTES[p["dtype"]])
@@ -67,7 +74,8 @@ def array_bytes(params: Mapping[str, Any]) -> int:
     pool = 2 * max(sum(counts), 1) * p["page_size"] * p["hkv"] * p["d"] * size
     table = p["b"] * (max([1, *counts]) + 1) * INDEX_BYTES
     fresh = 2 * p["b"] * new * p["hkv"] * row if new else 2 * rows * row + rows * LSE_BYTES
-    return pool + table + fresh
+    angles = p["d"] * (max(lengths_of(p), default=0) + new) * ANGLE_BYTES if new and rotates(p) else 0
+    return pool + table + fresh + angles
 
 
 def plan_of(params: Mapping[str, Any], entry: Entry, device) -> Plan:

@@ -12,7 +12,8 @@ import numpy as np
 
 from cuattn.dense import round_to
 from cuattn.kernels.base import ceil_div
-from cuattn.reference import bits, widen
+from cuattn.reference import bits, rotary_tables, widen
+from experiments.costs import rotates
 
 CHUNK = 1 << 26  # float32 values drawn at once: 256 MiB beside the array they fill
 MOST_GRADE = 3.0  # the largest factor of a graded key
@@ -93,7 +94,7 @@ def build(machine, params: Mapping[str, Any]) -> dict[str, Any]:
     """The input arrays of a case by name, as the planning functions of `cuattn` take them.
 
     prefill: q, k, v. decode: q, k_cache, v_cache, block_table, cache_seqlens. cache: k, v and the same cache,
-    with room for the new tokens. pages: k_cache, v_cache, src, dst.
+    with room for the new tokens; for a kernel that rotates cos and sin. pages: k_cache, v_cache, src, dst.
     """
     rng = machine.xp.random.default_rng(params["seed"])
     b, h, hkv, d, dtype = (params[key] for key in ("b", "h", "hkv", "d", "dtype"))
@@ -117,6 +118,9 @@ def build(machine, params: Mapping[str, Any]) -> dict[str, Any]:
     pool = (pages, params["page_size"], hkv, d)
     fresh = {"k": (b, new, hkv, d), "v": (b, new, hkv, d)} if new else {"q": (b, 1, h, d)}
     arrays = {name: normal(machine, shape, dtype, rng) for name, shape in fresh.items()}
+    if new and rotates(params):
+        tables = rotary_tables(max(lengths, default=0) + new, d)
+        arrays |= {name: machine.upload(table) for name, table in zip(("cos", "sin"), tables)}
     return arrays | {
         "k_cache": normal(machine, pool, dtype, rng),
         "v_cache": normal(machine, pool, dtype, rng),

@@ -159,6 +159,8 @@ class Append(_InPlace):
             a["cache_seqlens"],
             a["k_cache"],
             a["v_cache"],
+            cos=a.get("cos"),
+            sin=a.get("sin"),
         )
 
 

@@ -165,7 +165,7 @@ DIM = 16
 PLANNED = {  # a shape of each family, to ask a row's plan for its files
     "prefill": AttentionShape(1, 1, 1, 70, 150, DIM, "float16", True),
     "decode": DecodeShape(4, 4, 2, DIM, 16, 64, "float16"),
-    "cache": AppendShape(2, 3, 2, DIM, 16, "float16"),
+    "cache": AppendShape(2, 3, 2, DIM, 16, "float16", rotary=DIM),
     "pages": PagesShape(3, 16, 2, DIM, 2),
     "probe": ProbeShape(1024, 1024),
 }

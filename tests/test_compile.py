@@ -50,7 +50,10 @@ def shapes(row, arch):
         if more:
             yield DecodeShape(512, 8, 2, 128, 16, 256, "float16")
     elif row.family == "cache":
-        yield AppendShape(4, 1, 8, 128, 16, "bfloat16")
+        yield AppendShape(4, 1, 8, 128, 16, "bfloat16", rotary=128)
+        if "rope" in row.features:
+            yield from (AppendShape(4, 1, 8, d, 16, "float16", 32, rotary, interleaved)
+                        for d, rotary, interleaved in ((128, 128, False), (256, 256, True), (80, 20, False)))
     elif row.family == "pages":
         yield from (PagesShape(100, page, 8, 128, width) for page, width in ((1, 2), (16, 2), (16, 1)))
     else:

@@ -149,6 +149,7 @@ def test_a_suites_rest_reaches_the_timer(gpu, monkeypatch):
         {**PREFILL, "kernel": "standard", "constants": '{"score": "input"}'},
         DECODE,
         APPEND,
+        {**APPEND, "kernel": "append_rope"},
         PAGES,
         PROBE,
         {**PROBE, "kernel": "words", "constants": '{"width": 2}'},
@@ -168,7 +169,8 @@ def test_counted_equals_modelled_for_every_kernel(cpu, params):
         assert (row[name] is None) == (params["family"] in ("cache", "pages", "probe"))
 
 
-@pytest.mark.parametrize("params", [PREFILL, DECODE, {**APPEND, "page_order": "sorted"}, PAGES])
+@pytest.mark.parametrize("params", [PREFILL, DECODE, {**APPEND, "page_order": "sorted"},
+                                    {**APPEND, "kernel": "append_rope"}, PAGES])
 def test_the_closed_form_of_memory_is_what_is_allocated(cpu, params):
     row = run(cpu, params)
     arrays = inputs.build(cpu, params)

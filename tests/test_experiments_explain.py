@@ -18,7 +18,8 @@ from experiments.explain.explaining import Request
 from experiments.words import UserError
 
 ROOT = Path(__file__).resolve().parent.parent
-KERNELS = ("flash", "standard", "paged", "append", "copy_pages", "copy", "read", "words", "mma", "empty")
+KERNELS = ("flash", "standard", "paged", "append", "append_rope", "copy_pages",
+           "copy", "read", "words", "mma", "empty")
 MINE = """
 import dataclasses
 from pathlib import Path

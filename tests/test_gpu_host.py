@@ -88,6 +88,11 @@ def launches(monkeypatch):
     return noted
 
 
+def place(array) -> int:
+    """Where a played array lies."""
+    return array.data_ptr() if hasattr(array, "data_ptr") else array.data.ptr
+
+
 def address(argument: bytes) -> int:
     return int.from_bytes(argument[:8], "little")
 
@@ -148,6 +153,24 @@ def test_pages_are_copied_within_each_calls_own_pool(launches):
     with pytest.raises(cuattn.ContractError, match="k_out: expected memory apart from k_cache"):
         cuattn.copy_pages(k, v, *lists, k_out=k, v_out=v)
     assert len(binding.repeats) == 1 and len(launches) == 4
+
+
+@pytest.mark.parametrize("make", [Array, Tensor])
+def test_rotated_queries_are_each_calls_own(launches, make):
+    """Appends with and without angles, with and without queries, and of both pairings share nothing."""
+    table, lengths = make((2, 4), "int32"), make((2,), "int32")
+    for _ in range(2):
+        cos, sin = (make((64, 32), "float32") for _ in range(2))
+        rows, cache = make((2, 3, 2, 64), "float16"), make((8, 16, 2, 64), "float16")
+        q = make((2, 3, 8, 64), "float16")
+        args = rows, rows, cache, cache, table, lengths
+        for interleaved in (False, True):
+            turned = cuattn.append_kv(*args, cos=cos, sin=sin, q=q, interleaved=interleaved)
+            assert type(turned) is make and turned.shape == q.shape
+            assert [address(a) for a in launches[-1]] == [place(x) for x in (*args, cos, sin, q, turned)]
+        assert cuattn.append_kv(*args, cos=cos, sin=sin) is None and len(launches[-1]) == 8
+        assert cuattn.append_kv(*args) is None and len(launches[-1]) == 6
+    assert len(binding.repeats) == 4 and len(launches) == 8
 
 
 def test_options_are_part_of_the_signature(launches):

@@ -30,11 +30,14 @@ def _decode(machine, lengths, kernel="paged", **constants) -> Planned:
                               constants={"warps": 4, "stages": 3, **constants})
 
 
-def _append(machine) -> Planned:
+def _append(machine, rotary: int = 0) -> Planned:
     new, cache = (4, 3, 2, 128), (16, 16, 2, 128)
-    k_new, v_new, k, v = _arrays(machine, new, new, cache, cache)
+    k_new, v_new, k, v, q = _arrays(machine, new, new, cache, cache, (4, 3, 8, 128))
     table = machine.upload(np.arange(16, dtype=np.int32)[::-1].reshape(4, 4).copy())
-    return cuattn.plan_append(k_new, v_new, k, v, table, machine.upload(np.array([0, 15, 16, 30], np.int32)))
+    tables = [machine.upload(x) for x in cuattn.reference.rotary_tables(33, rotary)]
+    rope = dict(zip(("cos", "sin", "q"), (*tables, q))) if rotary else {}
+    return cuattn.plan_append(k_new, v_new, k, v, table, machine.upload(np.array([0, 15, 16, 30], np.int32)),
+                              **rope)
 
 
 def _copy_pages(machine) -> Planned:
@@ -65,6 +68,7 @@ CASES = {
     "paged_launches": lambda m: _decode(m, [1, 500, 1000, 777], "paged_launches"),
     "paged_launches, by page": lambda m: _decode(m, [1, 100], "paged_launches", launch="page"),
     "append": _append,
+    "append_rope": lambda m: _append(m, rotary=96),
     "copy_pages": _copy_pages,
     "copy": lambda m: plan_probe(m, "copy", bytes=1 << 18, constants={"threads": 256, "blocks_per_sm": 1}),
 }

@@ -91,7 +91,11 @@ class DecodeShape:
 
 @dataclass(frozen=True)
 class AppendShape:
-    """T new rows a sequence, (B, T, HKV, D), written into a paged cache."""
+    """T new rows a sequence, (B, T, HKV, D), written into a paged cache.
+
+    `rotary` elements of each K row are rotated by its position, and `h` heads of queries with it, 0 for none;
+    `interleaved`: in neighbouring pairs, else element i with i + rotary / 2.
+    """
 
     b: int
     t: int
@@ -99,6 +103,9 @@ class AppendShape:
     d: int
     page_size: int
     dtype: str
+    h: int = 0
+    rotary: int = 0
+    interleaved: bool = False
 
 
 @dataclass(frozen=True)
@@ -258,7 +265,7 @@ class Row:
     head_dims : range
         Head dims the kernel computes (padding inside counts as computing).
     features : frozenset of str
-        Among causal, gqa, lse, paged, split.
+        Among causal, gqa, lse, paged, rope, split.
     constants : mapping
         Tunables with their defaults; None lets the plan choose an integer by shape and device.
     choices : mapping
