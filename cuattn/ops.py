@@ -28,7 +28,8 @@ from cuattn.kernels.paged import combine_arguments, combine_launch
 from cuattn.machine import Tensor
 
 HALF = ("float16", "bfloat16")
-PREFILL = "flash_hopper", "flash"  # what "auto" tries; the last one takes whatever the contract lets in
+# What "auto" tries; the last one takes whatever the contract lets in.
+PREFILL, DECODE = ("flash_hopper", "flash"), ("paged_stream", "paged")
 
 
 def _key(plan, arrays: tuple, options: dict, constants, out) -> tuple | None:
@@ -65,7 +66,7 @@ def _planned_by_first(names, binding: Binding, *what, **more) -> Planned:
     """By the first of these kernels that is made for this GPU and takes the arrays; else by the last."""
     *rows, last = (kernels.ROWS[name] for name in names)
     for row in rows:
-        if binding.machine.device.arch in row.archs:
+        if row.runs_on(binding.machine.device.arch):
             try:
                 return binding.planned(row, *what, **more)
             except Unsupported:
@@ -254,8 +255,9 @@ def plan_decode(q, k_cache, v_cache, block_table, cache_seqlens, *, softmax_scal
         Keys of each sequence; 0 gives o = 0, lse = −inf. Values on a GPU are checked with CUATTN_CHECK=1
         only.
     softmax_scale, kernel, constants, out
-        As in `plan_attention`; decode kernels. How many splits `paged` takes depends on the batch; fix the
-        constant `splits` where a row's bits must not.
+        As in `plan_attention`; decode kernels. "auto" is paged_stream, whose parts of a sequence depend on the
+        lengths of all, and with constants paged: give it `splits` where a row's bits must not depend on the
+        batch. A call of paged_stream that is not planned beforehand clears its counters first.
 
     Returns
     -------
@@ -267,7 +269,7 @@ def plan_decode(q, k_cache, v_cache, block_table, cache_seqlens, *, softmax_scal
     ContractError, Unsupported, MachineUnavailable, CompileError
     """
     _check_options(False, constants, kernel)
-    row = _choose(kernel, "decode", "paged")
+    row = _choose(kernel, "decode", DECODE[-1])
     contract.rank("q", q, "B, 1, H, D")
     _check_ranks_of_cache(k_cache, v_cache, block_table)
     binding = Binding(q=q, k_cache=k_cache, v_cache=v_cache, block_table=block_table,
@@ -293,7 +295,9 @@ def plan_decode(q, k_cache, v_cache, block_table, cache_seqlens, *, softmax_scal
     lse = binding.output("lse", (b, h, 1), "float32")
     shape = DecodeShape(b, h, hkv, d, page_size, t["block_table"].shape[1], t["q"].dtype)
     scalars = {"softmax_scale": contract.scale(softmax_scale, d)}
-    return binding.planned(row, shape, constants, (o, lse), scalars, lengths=binding.source("cache_seqlens"))
+    names = DECODE if kernel == "auto" and not constants else (row.name,)
+    return _planned_by_first(names, binding, shape, constants, (o, lse), scalars,
+                             lengths=binding.source("cache_seqlens"))
 
 
 def decode(q, k_cache, v_cache, block_table, cache_seqlens, *, softmax_scale: float | None = None,

@@ -24,6 +24,7 @@ PAGED_STEPS = (
     ("5", "4", "a launch a page"),
     ("6", "4", "one launch for the batch"),
     ("7", "6", "keys split over the device"),
+    ("8", "7", "equal shares of all keys, merged by who is last"),
 )
 BASE = {PAGED: "6"}  # what the others are set against, where it is neither `standard` nor `flash`
 COLUMNS = ("step", "place", "name", "change", "after", "point")
@@ -93,6 +94,8 @@ def _paged(row) -> str:
         return ""
     if row.kernel == "paged_launches":
         return {"request": "4", "page": "5"}.get(constants.get("launch"), "")
+    if row.kernel == "paged_stream":
+        return "8" if not constants else ""
     return {"paged_gather": ("3b", "3"), "paged": ("7", "6")}.get(row.kernel, ("", ""))[whole]
 
 

@@ -67,6 +67,7 @@ CASES = {
     "paged_gather": lambda m: _decode(m, [1, 500, 1000, 777], "paged_gather", splits=1),
     "paged_launches": lambda m: _decode(m, [1, 500, 1000, 777], "paged_launches"),
     "paged_launches, by page": lambda m: _decode(m, [1, 100], "paged_launches", launch="page"),
+    "paged_stream": lambda m: _decode(m, [1, 500, 1000, 777], "paged_stream", keys=16, groups=3),
     "append": _append,
     "append_rope": lambda m: _append(m, rotary=96),
     "copy_pages": _copy_pages,

@@ -300,7 +300,6 @@ paged_stream(const View<const Element, 4> g_q, const View<const Element, 4> g_k,
       multiply_ab<Element>(r_o, r_s, tile.v);
     }
     const int used = (t + STAGES - 1) % STAGES;  // nothing is on its way to this tile yet
-    warp_sync();
     merge_warps(s, used, r_o, softmax, sigma);
 
     const bool whole = count == at.rounds();
