@@ -64,6 +64,9 @@ Address = Annotated[
     Optional[str],
     typer.Option("--address", help="HOST:PORT of the Ray cluster; that of this host if not given."),
 ]
+Again = Annotated[
+    Optional[str], typer.Option("--executor", help="local or ray; as the run was begun if not given.")
+]
 Timer = Annotated[
     str, typer.Option("--timer", help="events, or nvbench: NVIDIA's own timer, for a second opinion.")
 ]
@@ -156,9 +159,7 @@ def resume(
     ] = False,
     devices: Devices = None,
     jobs: Jobs = None,
-    executor: Annotated[
-        Optional[str], typer.Option("--executor", help="local or ray; as the run was begun if not given.")
-    ] = None,
+    executor: Again = None,
     address: Address = None,
     wait: Wait = False,
 ) -> None:
@@ -178,17 +179,20 @@ def record(
     run: Annotated[Path, typer.Argument(help="The run's folder, such as one below experiments/recorded.")],
     devices: Devices = None,
     jobs: Jobs = None,
+    executor: Again = None,
+    address: Address = None,
     wait: Wait = False,
 ) -> None:
     """Bring a run up to date: run what its suite has today and it lacks, and again what has aged or failed."""
     with _Stopping(run, "record"), renewal.renew(run, note, wait) as opened:
+        check_executor(executor or opened.manifest["request"].get("executor", "local"), address)
         cases = renewal.aged(opened)
         if not cases:
             console.print(f"Nothing has aged: {several(len(opened.cases), 'case')}, each with its row of today.")
             store.write_manifest(opened.path, opened.manifest)
             renewal.finish(opened)
             return
-        with runner.crew_for(opened, devices, jobs, note, wait) as crew:
+        with runner.crew_for(opened, devices, jobs, note, wait, executor, address) as crew:
             renewal.note_renewal(opened, crew)
             _complete(opened, crew, cases, renewal.finish)
 
