@@ -17,9 +17,9 @@ from cuattn.reference import (
     copy_pages,
     default_scale,
     gather,
+    key_range,
     rotary_pairs,
     rotate,
-    visible_keys,
     widen,
 )
 from cuattn.uniform import Probe, check_probe, uniform_probe
@@ -98,10 +98,14 @@ def _check_finite(o, lse, visible) -> str:
     return ""
 
 
-def _judge(q, keys, visible, o, lse, scale, rounding, sample, seed) -> Verdict:
-    """Compare all rows or some; `keys(b)` is one sequence's (k, v), (N, HKV, D) each; `visible` is (B, M)."""
+def _judge(q, keys, seen, o, lse, scale, rounding, sample, seed) -> Verdict:
+    """Compare all rows or some; `keys(b)` is one sequence's (k, v), (N, HKV, D) each.
+
+    `seen`: the first key of each row and one past its last, (B, M) each.
+    """
     xp, dtype = array_module(q), q.dtype.name
     b, m, h, _ = q.shape
+    visible = seen[1] - seen[0]
     if sample is None:
         sample = int(visible.sum()) * h > FULL_PAIRS["numpy" if xp is np else "cupy"]
     rows = sample_rows(b, h, m, seed=seed) if sample else _every_row(b, h, m)
@@ -116,10 +120,11 @@ def _judge(q, keys, visible, o, lse, scale, rounding, sample, seed) -> Verdict:
         for heads, mine in _by_head(rows, int(i), h, k.shape[1], k.shape[0] * (k.shape[2] + dv)):
             some = rows[mine.reshape(-1)]
             q_rows = _take(q, some, (0, 1, 2)).reshape(*mine.shape, -1)
-            batch = (q_rows, *(_heads(x, heads) for x in (k, v)), visible[i][rows[mine, 1]], scale)
+            first, end = (edge[i][rows[mine, 1]] for edge in seen)
+            batch = (q_rows, *(_heads(x, heads) for x in (k, v)), end, scale)
             at = xp.asarray(mine)
-            o_ref[at], lse_ref[at] = attention_rows(*batch, xp)
-            o_dense[at], lse_dense[at] = dense_rows(*batch, dtype, rounding, xp)
+            o_ref[at], lse_ref[at] = attention_rows(*batch, xp, first)
+            o_dense[at], lse_dense[at] = dense_rows(*batch, dtype, rounding, xp, first)
     verdict = check(
         _take(o, rows, (0, 1, 2)), None if lse is None else _take(lse, rows, (0, 2, 1)),
         o_ref=o_ref, lse_ref=lse_ref, o_dense=o_dense, v_max=v_max, dtype=dtype,
@@ -141,9 +146,10 @@ def _demand(name: str, x, shape, optional: bool = False) -> None:
 
 
 def check_attention(
-    q, k, v, o, lse=None, *, causal=False, softmax_scale=None, rounding="float32", sample=None, seed=0
+    q, k, v, o, lse=None, *, causal=False, softmax_scale=None, window_size=(-1, -1), rounding="float32",
+    sample=None, seed=0,
 ) -> Verdict:
-    """Judge the output of dense attention.
+    """Judge the output of dense attention; what is not said here is as in `reference.attention`.
 
     Parameters
     ----------
@@ -159,9 +165,9 @@ def check_attention(
     _demand("v", v, k.shape[:3])
     _demand("o", o, (b, m, h, v.shape[3]))
     _demand("lse", lse, (b, h, m), optional=True)
-    visible = np.broadcast_to(visible_keys(q.shape[1], k.shape[1], causal), q.shape[:2])
+    seen = [np.broadcast_to(edge, (b, m)) for edge in key_range(m, k.shape[1], causal, window_size)]
     scale = default_scale(q.shape[3], softmax_scale)
-    return _judge(q, lambda i: (k[i], v[i]), visible, o, lse, scale, rounding, sample, seed)
+    return _judge(q, lambda i: (k[i], v[i]), seen, o, lse, scale, rounding, sample, seed)
 
 
 def check_decode(
@@ -177,9 +183,9 @@ def check_decode(
     def keys(i):
         return gather(k_cache, block_table[i], lengths[i]), gather(v_cache, block_table[i], lengths[i])
 
-    visible = np.array(lengths, np.int64).reshape(-1, 1)
+    end = np.array(lengths, np.int64).reshape(-1, 1)
     scale = default_scale(q.shape[3], softmax_scale)
-    return _judge(q, keys, visible, o, lse, scale, rounding, sample, seed)
+    return _judge(q, keys, (np.zeros_like(end), end), o, lse, scale, rounding, sample, seed)
 
 
 def check_append(

@@ -124,6 +124,20 @@ def scale(value: float | None, d: int) -> float:
     return float(value)
 
 
+def window(size, causal: bool, m: int, n: int) -> tuple[bool, tuple[int, int]]:
+    """`causal` and `window_size` without what hides nothing from M queries of N keys.
+
+    A right side of 0 is the causal mask; −1 says that nothing is hidden on a side.
+    """
+    pair = isinstance(size, (tuple, list)) and len(size) == 2
+    if not pair or any(not isinstance(x, (int, np.integer)) or isinstance(x, bool) or x < -1 for x in size):
+        raise refuse("window_size", "two integers of at least -1, the keys before and behind a query's own",
+                     repr(size), "use -1 for all of them")
+    left, right = (int(x) for x in size)
+    causal = causal or right == 0
+    return causal, (-1 if left >= n - 1 else left, -1 if causal or right >= m - 1 else right)
+
+
 def layout(name: str | None, q_shape, k_shape) -> str:
     """"bshd" by default; refused where that reading would mean more heads than any model has."""
     if name is None:

@@ -33,26 +33,28 @@ def round_to(x, dtype: str, xp=np):
     return xp.where(xp.isnan(x), x, nearest.view(np.float32))
 
 
-def dense_rows(q, k, v, visible, softmax_scale, dtype, rounding="float32", xp=np):
+def dense_rows(q, k, v, visible, softmax_scale, dtype, rounding="float32", xp=np, first=0):
     """`reference.attention_rows` computed as a dense implementation in `dtype` would: (o, lse), both float32.
 
     Scores and softmax in float32 (scores rounded to `dtype` first where `rounding` is "input"), P rounded to
     `dtype`, P V summed in float32, O rounded to `dtype`. Where `rounding` is `Chunked`, see `chunked_rows`.
     """
-    if isinstance(rounding, Chunked):
+    if isinstance(rounding, Chunked):  # no such kernel hides keys before the first
         return chunked_rows(q, k, v, visible, softmax_scale, dtype, rounding, xp)
     rows, n = q.shape[-2], k.shape[-2]
     o, lse = xp.zeros((*q.shape[:-1], v.shape[-1]), np.float32), xp.full(q.shape[:-1], -xp.inf, np.float32)
     if n == 0:
         return o, lse
     k, v = widen(k, np.float32), widen(v, np.float32)
-    visible, key = xp.asarray(visible), xp.arange(n)
+    end, key = xp.asarray(visible), xp.arange(n)
+    first = xp.broadcast_to(xp.asarray(first), end.shape)
     step = max(1, MAX_SCORES // (n * math.prod(q.shape[:-2])))
     for r in range(0, rows, step):
         part = slice(r, r + step)
         s = np.float32(softmax_scale) * (widen(q[..., part, :], np.float32) @ k.swapaxes(-1, -2))
         s = round_to(s, dtype, xp) if rounding == "input" else s
-        s = xp.where(key < visible[..., part, None], s, np.float32(-np.inf))
+        seen = (key >= first[..., part, None]) & (key < end[..., part, None])
+        s = xp.where(seen, s, np.float32(-np.inf))
         top = s.max(axis=-1)
         shift = xp.where(top == -xp.inf, np.float32(0), top)
         p = xp.exp(s - shift[..., None])

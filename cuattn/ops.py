@@ -30,6 +30,7 @@ from cuattn.machine import Tensor
 HALF = ("float16", "bfloat16")
 # What "auto" tries; the last one takes whatever the contract lets in.
 PREFILL, DECODE = ("flash_hopper", "flash"), ("paged_stream", "paged")
+OFFERED = {"window": "window_size"}  # `AttentionShape.features` as arguments
 
 
 def _key(plan, arrays: tuple, options: dict, constants, out) -> tuple | None:
@@ -74,12 +75,21 @@ def _planned_by_first(names, binding: Binding, *what, **more) -> Planned:
     return binding.planned(last, *what, **more)
 
 
-def _check_features(row: Row, h: int, hkv: int, causal: bool = False) -> None:
+def _offering(shape: AttentionShape) -> list[str]:
+    """What "auto" tries for this shape."""
+    return [name for name in PREFILL if shape.features <= kernels.ROWS[name].features]
+
+
+def _check_features(row: Row, h: int, hkv: int, causal: bool = False, features=frozenset()) -> None:
     if h != hkv and "gqa" not in row.features:
         raise contract.refuse("k", f"as many heads as q ({h}) for kernel '{row.name}'", hkv,
                               "repeat them, or choose another")
     if causal and "causal" not in row.features:
         raise contract.refuse("causal", f"False for kernel '{row.name}'", True, "choose another kernel")
+    for feature in sorted(features - row.features):
+        offer = " or ".join(sorted(name for name, other in kernels.ROWS.items() if feature in other.features))
+        raise contract.refuse("kernel", f"one that offers {OFFERED[feature]} ({offer})", f"'{row.name}'",
+                              "choose one, or 'auto'")
 
 
 def _check_options(causal, constants, kernel) -> None:
@@ -101,8 +111,8 @@ def _check_out(out: Tensor, inputs: dict[str, Tensor]) -> None:
 
 
 def plan_attention(q, k, v, *, causal: bool = False, softmax_scale: float | None = None,
-                   layout: str | None = None, kernel: str = "auto", constants: dict | None = None,
-                   out=None) -> Planned:
+                   window_size: tuple[int, int] = (-1, -1), layout: str | None = None, kernel: str = "auto",
+                   constants: dict | None = None, out=None) -> Planned:
     """Dense attention, checked, planned and compiled, bound to its arrays; `run()` returns (o, lse).
 
     Parameters
@@ -116,6 +126,9 @@ def plan_attention(q, k, v, *, causal: bool = False, softmax_scale: float | None
         Bottom-right aligned: query m sees keys up to m + N − M.
     softmax_scale : float, optional
         1/√D by default; must be positive.
+    window_size : (int, int)
+        How many keys before and behind its own, m + N − M, query m sees, that one not counted; −1 is all of
+        them. With `causal` none behind. Tiles outside the window are not read.
     layout : {"bshd", "bhsd"}, optional
         "bhsd" is PyTorch's (B, H, N, D), taken without a copy; "bshd" where nothing is said.
     kernel : str
@@ -157,7 +170,9 @@ def plan_attention(q, k, v, *, causal: bool = False, softmax_scale: float | None
     contract.heads(h, hkv)
     contract.head_dim(d, row)
     contract.grid(b, h)
-    _check_features(row, h, hkv, causal)
+    causal, window = contract.window(window_size, bool(causal), m, n)
+    shape = AttentionShape(b, h, hkv, m, n, d, tq.dtype, causal, window)
+    _check_features(row, h, hkv, causal, shape.features)
     for name, t in (("q", tq), ("k", tk), ("v", tv)):
         contract.vectors(name, t)
     inputs = dict(binding.tensors)
@@ -166,21 +181,22 @@ def plan_attention(q, k, v, *, causal: bool = False, softmax_scale: float | None
         binding.tensors["o"] = _swap(binding.tensors["o"])
     _check_out(binding.tensors["o"], inputs)
     lse = binding.output("lse", (b, h, m), "float32")
-    shape = AttentionShape(b, h, hkv, m, n, d, tq.dtype, bool(causal))
     scalars = {"softmax_scale": contract.scale(softmax_scale, d)}
-    names = PREFILL if kernel == "auto" and not constants else (row.name,)
+    names = _offering(shape) if kernel == "auto" and not constants else (row.name,)
     return _planned_by_first(names, binding, shape, constants, (o, lse), scalars)
 
 
-def attention(q, k, v, *, causal: bool = False, softmax_scale: float | None = None, layout: str | None = None,
-              kernel: str = "auto", constants: dict | None = None, out=None, return_lse: bool = False):
+def attention(q, k, v, *, causal: bool = False, softmax_scale: float | None = None,
+              window_size: tuple[int, int] = (-1, -1), layout: str | None = None, kernel: str = "auto",
+              constants: dict | None = None, out=None, return_lse: bool = False):
     """softmax(σ q kᵀ) v. See `plan_attention` for the arguments.
 
     Returns
     -------
     o, or (o, lse) with `return_lse`.
     """
-    options = {"causal": causal, "softmax_scale": softmax_scale, "layout": layout, "kernel": kernel}
+    options = {"causal": causal, "softmax_scale": softmax_scale, "window_size": window_size, "layout": layout,
+               "kernel": kernel}
     o, lse = _run(plan_attention, (q, k, v), ("q", "k", "v"), ("o", "lse"), options, constants, out)
     return (o, lse) if return_lse else o
 

@@ -29,23 +29,35 @@ def default_scale(d: int, softmax_scale: float | None) -> float:
     return 1.0 / math.sqrt(d) if softmax_scale is None else float(softmax_scale)
 
 
+def key_range(m: int, n: int, causal: bool, window_size=(-1, -1)) -> tuple[np.ndarray, np.ndarray]:
+    """First and one past the last of the N keys that each of the M query rows sees, (M,) int64 each.
+
+    Row m sees key m + N − M, `window_size[0]` before it and `window_size[1]` behind, −1 being all; with `causal`
+    none behind.
+    """
+    own, (left, right) = np.arange(m) + (n - m), window_size
+    right = 0 if causal else right
+    first = np.zeros(m, np.int64) if left < 0 else np.clip(own - left, 0, n)
+    return first, np.full(m, n, np.int64) if right < 0 else np.clip(own + right + 1, 0, n)
+
+
 def visible_keys(m: int, n: int, causal: bool) -> np.ndarray:
     """How many of the N keys each of the M query rows sees, (M,) int64; causal is bottom-right aligned."""
-    if not causal:
-        return np.full(m, n, np.int64)
-    return np.clip(np.arange(m) + (n - m + 1), 0, n)
+    return key_range(m, n, causal)[1]
 
 
-def attention_rows(q, k, v, visible, softmax_scale, xp=np):
-    """Rows of a head, or of several at once: row r attends to the first `visible[r]` keys.
+def attention_rows(q, k, v, visible, softmax_scale, xp=np, first=0):
+    """Rows of a head, or of several at once: row r attends to keys `first[r]` to `visible[r]` − 1.
 
     Parameters
     ----------
     q : (…, R, D), k : (…, N, D), v : (…, N, DV)
         Any float dtype; the same leading axes, or none.
     visible : (R,) or (…, R) int
-        Keys each row sees; 0 gives o = 0 and lse = -inf.
+        One past the last key each row sees.
     softmax_scale : float
+    first : int, (R,) or (…, R) int
+        The first one. A row that sees none has o = 0 and lse = -inf.
 
     Returns
     -------
@@ -58,12 +70,14 @@ def attention_rows(q, k, v, visible, softmax_scale, xp=np):
     if n == 0:
         return o, lse
     k, v = widen(k), widen(v)  # (…, N, D), (…, N, DV)
-    visible, key = xp.asarray(visible), xp.arange(n)  # (…, R), (N,)
+    end, key = xp.asarray(visible), xp.arange(n)  # (…, R), (N,)
+    first = xp.broadcast_to(xp.asarray(first), end.shape)  # (…, R)
     step = max(1, MAX_SCORES // (n * math.prod(q.shape[:-2])))
     for r in range(0, rows, step):
         part = slice(r, r + step)
         s = softmax_scale * (widen(q[..., part, :]) @ k.swapaxes(-1, -2))  # (…, R, N)
-        s = xp.where(key < visible[..., part, None], s, -xp.inf)  # (…, R, N)
+        seen = (key >= first[..., part, None]) & (key < end[..., part, None])  # (…, R, N)
+        s = xp.where(seen, s, -xp.inf)  # (…, R, N)
         top = s.max(axis=-1)  # (…, R)
         shift = xp.where(top == -xp.inf, 0.0, top)  # (…, R), so that a row without keys subtracts no infinity
         p = xp.exp(s - shift[..., None])  # (…, R, N)
@@ -75,7 +89,7 @@ def attention_rows(q, k, v, visible, softmax_scale, xp=np):
     return o, lse
 
 
-def attention(q, k, v, causal=False, softmax_scale=None, xp=np):
+def attention(q, k, v, causal=False, softmax_scale=None, xp=np, window_size=(-1, -1)):
     """Dense attention, O = softmax(scale · Q Kᵀ) V, one head at a time.
 
     Parameters
@@ -86,6 +100,8 @@ def attention(q, k, v, causal=False, softmax_scale=None, xp=np):
         Bottom-right aligned: row i sees keys 0 … i + N − M.
     softmax_scale : float, optional
         1/√D by default.
+    window_size : (int, int)
+        See `key_range`.
 
     Returns
     -------
@@ -95,13 +111,14 @@ def attention(q, k, v, causal=False, softmax_scale=None, xp=np):
         and lse = -inf.
     """
     (b, m, h, d), (n, hkv) = q.shape, k.shape[1:3]
-    scale, visible = default_scale(d, softmax_scale), visible_keys(m, n, causal)
+    scale, (first, end) = default_scale(d, softmax_scale), key_range(m, n, causal, window_size)
     o = xp.zeros((b, m, h, v.shape[3]))  # (B, M, H, DV)
     lse = xp.full((b, h, m), -xp.inf)  # (B, H, M)
     for i in range(b):
         for j in range(h):
             g = j * hkv // h
-            o[i, :, j], lse[i, j] = attention_rows(q[i, :, j], k[i, :, g], v[i, :, g], visible, scale, xp)
+            head = q[i, :, j], k[i, :, g], v[i, :, g]  # (M, D), (N, D), (N, DV)
+            o[i, :, j], lse[i, j] = attention_rows(*head, end, scale, xp, first)
     return o, lse
 
 

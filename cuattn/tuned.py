@@ -66,11 +66,11 @@ _read: dict[Path, tuple[tuple, File]] = {}
 
 
 def shape_class(shape) -> str | None:
-    """The class of a prefill or decode shape, in words; None for others.
+    """The class of a prefill or decode shape, in words; None for others, as where keys are not plainly masked.
 
     N of decode is the room of the block table, since a plan sees no lengths.
     """
-    if isinstance(shape, AttentionShape):
+    if isinstance(shape, AttentionShape) and not shape.features:
         mask = "causal" if shape.causal else "full"
         head, m = f"prefill d{shape.d} {shape.dtype} {mask}", f" m{power(shape.m)}"
         return f"{head}{m} n{power(shape.n)} bh{power(shape.b * shape.h)}"

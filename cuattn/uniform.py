@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 
 from cuattn.kernels.base import Chunked
-from cuattn.reference import visible_keys, widen
+from cuattn.reference import key_range, widen
 from cuattn.verdict import Verdict, array_module, check_lse, index_of, letters_of
 
 LARGEST = 3  # bounds |V| and the running sum
@@ -45,7 +45,9 @@ def _balanced(rng, shape) -> tuple[np.ndarray, np.ndarray]:
     return values, sums
 
 
-def uniform_probe(b, h, hkv, m, n, d, dtype="float16", causal=False, lengths=None, seed=0) -> Probe:
+def uniform_probe(
+    b, h, hkv, m, n, d, dtype="float16", causal=False, lengths=None, seed=0, window_size=(-1, -1)
+) -> Probe:
     """Build the probe for dense attention, or for decode.
 
     Parameters
@@ -55,18 +57,20 @@ def uniform_probe(b, h, hkv, m, n, d, dtype="float16", causal=False, lengths=Non
     causal : bool
     lengths : (B,) int, optional
         Keys each sequence really has (decode); N bounds them. Keys beyond are NaN.
+    window_size : (int, int)
+        As in `reference.key_range`.
     """
     rng = np.random.default_rng(seed)
     values, sums = _balanced(rng, (n, b, hkv, d))
-    visible = np.broadcast_to(visible_keys(m, n, causal), (b, m)).copy()
+    first, end = (np.broadcast_to(edge, (b, m)) for edge in key_range(m, n, causal, window_size))
     k = rng.standard_normal((b, n, hkv, d)).astype(np.float32)
     v = np.moveaxis(values, 0, 1).astype(np.float32)
     if lengths is not None:
-        visible[:] = np.asarray(lengths, np.int64)[:, None]
+        end = np.broadcast_to(np.asarray(lengths, np.int64)[:, None], (b, m))
         unused = np.arange(n) >= np.asarray(lengths)[:, None]
         k[unused], v[unused] = np.nan, np.nan
-    kv_head = np.arange(h) * hkv // h
-    total = sums[visible, np.arange(b)[:, None]][:, :, kv_head]  # (B, M, H, D)
+    kv_head, i, visible = np.arange(h) * hkv // h, np.arange(b)[:, None], end - first
+    total = (sums[end, i] - sums[first, i])[:, :, kv_head]  # (B, M, H, D)
     seen = np.maximum(visible, 1)
     lse = np.where(visible > 0, np.log(seen), -np.inf)
     return Probe(

@@ -45,6 +45,7 @@ def shapes(row, arch):
             yield AttentionShape(1, 8, 2, 4096, 4096, 80, "bfloat16", False)
             yield AttentionShape(1, 8, 2, 4096, 4096, 128, "float16")
             yield AttentionShape(1, 8, 2, 1, 4096, 128, "bfloat16")
+            yield from featured(row)
     elif row.family == "decode":
         yield from (DecodeShape(1, 8, 2, d, 16, 256, "bfloat16") for d in (64, 128, 256, *between))
         if more:
@@ -58,6 +59,14 @@ def shapes(row, arch):
         yield from (PagesShape(100, page, 8, 128, width) for page, width in ((1, 2), (16, 2), (16, 1)))
     else:
         yield ProbeShape(1 << 20, 1 << 30, "bfloat16")
+
+
+def featured(row):
+    """Shapes with what `AttentionShape.features` may hold, as far as the row offers it."""
+    asked = {"window": (512, -1)}
+    offered = {name: value for name, value in asked.items() if name in row.features}
+    for d in (64, 128, 256) if offered else ():
+        yield AttentionShape(1, 8, 2, 4096, 4096, d, "bfloat16", True, **offered)
 
 
 @pytest.mark.parametrize("arch", ARCHS)

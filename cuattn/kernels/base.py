@@ -37,7 +37,11 @@ def tile_row(cols: int) -> int:
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """Dense attention: q (B, M, H, D) against k, v (B, N, HKV, D)."""
+    """Dense attention: q (B, M, H, D) against k, v (B, N, HKV, D).
+
+    `window` is how many keys before and behind its own a query sees, bottom-right aligned; −1 is all of them.
+    With `causal` none behind is seen, whatever it says.
+    """
 
     b: int
     h: int
@@ -47,6 +51,7 @@ class AttentionShape:
     d: int
     dtype: str
     causal: bool = False
+    window: tuple[int, int] = (-1, -1)
 
     @property
     def group(self) -> int:
@@ -54,17 +59,34 @@ class AttentionShape:
         return self.h // max(self.hkv, 1)
 
     @property
+    def features(self) -> frozenset[str]:
+        """What the shape asks for that a kernel may lack: of `Row.features` those that plans see here."""
+        return frozenset({"window"} if self.window != (-1, -1) else ())
+
+    @property
+    def reach(self) -> tuple[int, int]:
+        """`window` without −1: as many keys as there can be."""
+        left, right = self.window
+        return self.n if left < 0 else left, 0 if self.causal else self.m if right < 0 else right
+
+    def keys(self, first: int, last: int) -> tuple[int, int]:
+        """First and one past the last key that any of the queries from `first` to `last` sees."""
+        left, right = self.reach
+        own = self.n - self.m
+        return max(first + own - left, 0), max(min(last + own + right + 1, self.n), 0)
+
+    @property
     def visible(self) -> int:
-        """Number of (query, key) pairs a head computes; causal is bottom-right aligned."""
-        if not self.causal:
-            return self.m * self.n
-        first = self.n - self.m + 1  # keys the first row sees; ≤ 0 means none
-        skipped = max(0, -first + 1) if first <= 0 else 0
-        rows = self.m - skipped
-        if rows <= 0:
-            return 0
-        low = max(first, 1)
-        return rows * (low + self.n) // 2
+        """Number of (query, key) pairs a head computes."""
+        left, right = self.reach
+        first = self.n - self.m  # the first query's own key
+
+        def clipped(x: int) -> int:  # Σ of 0 … N nearest to x, x + 1, …, for each query one
+            below = [max(end, 0) * (max(end, 0) + 1) // 2 for end in
+                     (x + self.m - 1, x - 1, x + self.m - 1 - self.n, x - 1 - self.n)]
+            return below[0] - below[1] - below[2] + below[3]
+
+        return clipped(first + right + 1) - clipped(first - left)
 
 
 @dataclass(frozen=True)
@@ -265,7 +287,7 @@ class Row:
     head_dims : range
         Head dims the kernel computes (padding inside counts as computing).
     features : frozenset of str
-        Among causal, gqa, lse, paged, rope, split.
+        Among causal, gqa, lse, paged, rope, split, window.
     constants : mapping
         Tunables with their defaults; None lets the plan choose an integer by shape and device.
     choices : mapping

@@ -63,7 +63,7 @@ def plan(shape: AttentionShape, device, overrides=None) -> Plan:
     constants = {"block_m": block_m, "block_n": block_n, "warps": warps}
     compiled = {
         "BLOCK_M": block_m, "BLOCK_N": block_n, "WARPS": warps, "HEAD_DIM": shape.d, "CAUSAL": shape.causal,
-        "Element": shape.dtype, "SMEM_BYTES": smem,
+        "WINDOW": "window" in shape.features, "Element": shape.dtype, "SMEM_BYTES": smem,
         "BLOCKS_PER_SM": 2 if 2 * (smem + 1024) <= device.smem_per_sm else 1,
     }
     grid = (ceil_div(shape.m, block_m), shape.h, shape.b)
@@ -71,13 +71,13 @@ def plan(shape: AttentionShape, device, overrides=None) -> Plan:
 
 
 def cost(shape: AttentionShape, plan: Plan, lengths=None) -> Cost:
-    """Each block reads its rows of Q and every K and V row up to the end of its last tile."""
+    """Each block reads its rows of Q and every K and V row from its first tile to its last."""
     block_m, block_n = plan.constants["block_m"], plan.constants["block_n"]
     rows_read = 0
     for m0 in range(0, shape.m, block_m):
         last = min(m0 + block_m, shape.m)
-        limit = min(shape.n, last + shape.n - shape.m) if shape.causal else shape.n
-        keys = min(shape.n, ceil_div(max(limit, 0), block_n) * block_n)
+        begin, end = shape.keys(m0, last - 1)
+        keys = min(shape.n, round_up(end, block_n)) - begin // block_n * block_n
         rows_read += (last - m0) + 2 * keys
     heads, size = shape.b * shape.h, ELEMENT_BYTES[shape.dtype]
     return Cost(
@@ -88,17 +88,24 @@ def cost(shape: AttentionShape, plan: Plan, lengths=None) -> Cost:
     )
 
 
+def feature_arguments(shape: AttentionShape, t) -> list:
+    """The arguments that only some features read."""
+    left, right = shape.reach
+    return [("left", np.int32(left)), ("right", np.int32(right))]
+
+
 def arguments(shape: AttentionShape, plan: Plan, t) -> list:
     return [[
         ("q", t["q"]), ("k", t["k"]), ("v", t["v"]), ("o", t["o"]), ("lse", t["lse"]),
         ("M", np.int32(shape.m)), ("N", np.int32(shape.n)), ("GROUP", np.int32(shape.group)),
-        ("sigma", np.float32(t["softmax_scale"])),
+        ("sigma", np.float32(t["softmax_scale"])), *feature_arguments(shape, t),
     ]]
 
 
 ROW = Row(
     name="flash", family="prefill", file="prefill/flash.cu", archs=("sm_80+",),
-    dtypes=("float16", "bfloat16"), head_dims=range(8, 257, 8), features=frozenset({"causal", "gqa", "lse"}),
+    dtypes=("float16", "bfloat16"), head_dims=range(8, 257, 8),
+    features=frozenset({"causal", "gqa", "lse", "window"}),
     constants={"block_m": None, "block_n": None, "warps": None},
     choices={"block_m": (64, 128), "block_n": (32, 64, 128), "warps": (4, 8)},
     teaches="Keep the scores on the chip: one pass over the keys with a running maximum and sum.",

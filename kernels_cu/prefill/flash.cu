@@ -9,8 +9,8 @@
 //         registers
 // smem    one tile of Q, STAGES tiles of K and of V: the next tile lands while this one is multiplied
 // bytes   a block reads its Q tile once and every visible row of K and V once, and writes its O tile and LSE
-//         once
-#include "prim/mask.cuh"
+//         once; of tiles that a WINDOW hides from all its queries, nothing
+#include "prim/sight.cuh"
 #include "prim/softmax.cuh"
 #include "prim/tile.cuh"
 
@@ -43,19 +43,19 @@ struct Keys {
 
 KERNEL(THREADS, BLOCKS_PER_SM)
 flash(const View<const Element, 4> g_q, const View<const Element, 4> g_k, const View<const Element, 4> g_v,
-      const View<Element, 4> g_o, const View<float, 3> g_lse, int M, int N, int GROUP, float sigma) {
+      const View<Element, 4> g_o, const View<float, 3> g_lse, int M, int N, int GROUP, float sigma, int left,
+      int right) {
   Smem& s = dynamic_smem<Smem>();
   const int tile = CAUSAL ? gridDim.x - 1 - blockIdx.x : blockIdx.x, h = blockIdx.y, b = blockIdx.z;
   const int m0 = tile * BLOCK_M, warp_row = warp_id() * WARP_M, rows = min(M - m0, BLOCK_M);
   const Keys keys{g_k.at(b, 0, h / GROUP), g_v.at(b, 0, h / GROUP), g_k.stride[1], g_v.stride[1], N};
 
-  // Tiles [0, whole) are seen by every row of the block, tiles [whole, tiles) by some rows or only in part.
-  const int tiles = ceil_div(max(visible_keys(CAUSAL, m0 + rows - 1, M, N), 0), BLOCK_N);
-  const int whole = max(visible_keys(CAUSAL, m0, M, N), 0) / BLOCK_N;
+  const Sight<CAUSAL, WINDOW> sight{M, N, left, right};
+  const Tiles tiles = sight.tiles<BLOCK_N>(m0, m0 + rows - 1);
 
   load_tile_async<THREADS>(s.q, g_q.at(b, m0, h), g_q.stride[1], rows, HEAD_DIM, threadIdx.x);
   cp_async_commit();
-  if (tiles > 0) keys.start_loading(s, 0);
+  if (tiles.first < tiles.end) keys.start_loading(s, tiles.first);
 
   Accumulator<WARP_M, D_PAD> r_o;
   Softmax<WARP_M> softmax;
@@ -63,15 +63,15 @@ flash(const View<const Element, 4> g_q, const View<const Element, 4> g_k, const 
   r_o.clear();
 
 #pragma unroll 1
-  for (int j = 0; j < tiles; ++j) {
+  for (int j = tiles.first; j < tiles.end; ++j) {
     cp_async_wait<0>();
     block_sync();  // tile j is here for all, and all have left tile j − 1, whose stage is free again
-    if (j + 1 < tiles) keys.start_loading(s, j + 1);
+    if (j + 1 < tiles.end) keys.start_loading(s, j + 1);
 
     Accumulator<WARP_M, BLOCK_N> r_s;
     r_s.clear();
     multiply_abt<Element>(r_s, s.q, warp_row, s.k[j % STAGES]);
-    if (j >= whole) mask_scores(r_s, CAUSAL, m0 + warp_row, j * BLOCK_N, M, N);
+    if (j < tiles.whole || j >= tiles.part) sight.mask(r_s, m0 + warp_row, j * BLOCK_N);
     softmax.update(r_s, r_o, sigma2);
     multiply_ab<Element>(r_o, r_s, s.v[j % STAGES]);
   }

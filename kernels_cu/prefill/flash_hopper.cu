@@ -16,7 +16,7 @@
 //         runs, so does S of the next, whose softmax needs neither
 // bytes   for a tile of queries: Q once, every visible tile of K and V once, and O and LSE once
 #include "prim/acc.cuh"
-#include "prim/mask.cuh"
+#include "prim/sight.cuh"
 #include "prim/softmax.cuh"
 #include "prim/stmatrix.cuh"
 #include "prim/tma.cuh"
@@ -47,21 +47,25 @@ struct Use {
 };
 
 struct Sizes {
-  int B, H, M, N, GROUP;
+  int B, H, GROUP;
+  Sight<CAUSAL, WINDOW> sight;
 };
 
-/// A tile of queries, and its keys: tiles 0…tiles − 1, of which those from `whole` on are seen in part.
+/// A tile of queries, and its keys, whose tiles are taken from the last to the first: number 0 to tiles − 1, of
+/// which those from `whole` to `part` − 1 are seen whole.
 struct Work {
-  int b, h, m0, rows, tiles, whole;
+  int b, h, m0, end, tiles, whole, part;
 
   METHOD Work(int head, int m_tile, const Sizes& size) : b(head / size.H), h(head % size.H) {
     m0 = m_tile * BLOCK_M;
-    rows = min(size.M - m0, BLOCK_M);
-    tiles = ceil_div(max(visible_keys(CAUSAL, m0 + rows - 1, size.M, size.N), 0), BLOCK_N);
-    whole = max(visible_keys(CAUSAL, m0, size.M, size.N), 0) / BLOCK_N;
+    const Tiles seen = size.sight.tiles<BLOCK_N>(m0, min(m0 + BLOCK_M, size.sight.M) - 1);
+    end = seen.end;
+    tiles = seen.end - seen.first;
+    whole = seen.end - seen.part;
+    part = seen.end - seen.whole;
   }
-  /// First key of the i-th tile in the order in which they are taken.
-  METHOD int key0(int i) const { return (tiles - 1 - i) * BLOCK_N; }
+  /// First key of tile i.
+  METHOD int key0(int i) const { return (end - 1 - i) * BLOCK_N; }
 };
 
 /// Which tiles of queries a block takes: the blocks take turns, head after head, so that keys and values are
@@ -74,7 +78,7 @@ struct Schedule {
 
   METHOD explicit Schedule(const Sizes& size) : size(size) {}
 
-  METHOD int m_tiles() const { return ceil_div(size.M, BLOCK_M); }
+  METHOD int m_tiles() const { return ceil_div(size.sight.M, BLOCK_M); }
   METHOD int heads() const { return size.B * size.H; }
   METHOD bool over() const { return turn >= m_tiles() * (PAIRS ? ceil_div(heads(), 2) : heads()); }
   METHOD Work work() const {
@@ -210,13 +214,13 @@ struct Consumer {
     wgmma_commit();
   }
   METHOD void mask(int i) {
-    mask_scores(r_s, CAUSAL, work.m0 + turn.group * WGMMA_ROWS, work.key0(i), size.M, size.N);
+    size.sight.mask(r_s, work.m0 + turn.group * WGMMA_ROWS, work.key0(i));
   }
   METHOD void finish_output(int i) {
     wgmma_wait<0>(r_o, r_p);
     release(s.v_empty[use_of(i).stage]);
   }
-  /// S of tile i and its softmax, of which no row sees all.
+  /// S of tile i and its softmax, where some row does not see all of it.
   METHOD void masked_step(int i, bool last) {
     if (i > 0) start_output(i - 1), finish_output(i - 1);
     turn.take();
@@ -244,13 +248,17 @@ struct Consumer {
   }
 
   METHOD void run(bool last) {
-    const int tiles = work.tiles, masked = max(tiles - work.whole, 1);
+    const int tiles = work.tiles, whole = max(work.whole, 1);
     r_o.clear();
     int i = 0;
 #pragma unroll 1
-    for (; i < min(masked, tiles); ++i) masked_step(i, last && i == tiles - 1);
+    for (; i < min(whole, tiles); ++i) masked_step(i, last && i == tiles - 1);
 #pragma unroll 1
-    for (; i < tiles; ++i) step(i, last && i == tiles - 1);
+    for (; i < (WINDOW ? work.part : tiles); ++i) step(i, last && i == tiles - 1);
+    if constexpr (WINDOW) {
+#pragma unroll 1
+      for (; i < tiles; ++i) masked_step(i, last && i == tiles - 1);
+    }
     if (!O_OVER_Q && lane_id() == 0) mbarrier_arrive(s.q_empty[turn.group]);
     if (tiles > 0) start_output(tiles - 1), finish_output(tiles - 1);
     softmax.finish();
@@ -285,9 +293,10 @@ DEVICE void start_store(QTile& s_tile, Acc& r_o, const TensorMap& o, const Work&
 KERNEL(THREADS, 1)
 flash_hopper(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
              const __grid_constant__ TensorMap v, const __grid_constant__ TensorMap o,
-             const View<float, 3> g_lse, int B, int H, int M, int N, int GROUP, float sigma) {
+             const View<float, 3> g_lse, int B, int H, int M, int N, int GROUP, float sigma, int left,
+             int right) {
   Smem& s = dynamic_smem<Smem>();
-  const Sizes size{B, H, M, N, GROUP};
+  const Sizes size{B, H, GROUP, {M, N, left, right}};
   Schedule schedule(size);
   if (threadIdx.x == 0) {
 #pragma unroll
