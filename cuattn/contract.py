@@ -14,6 +14,7 @@ from cuattn.machine import Tensor
 MAX_HEADS = 256  # more heads than any model has: (B, H, N, D) read as (B, N, H, D)
 WORD = 16  # bytes of one vector access
 PAIR = 8  # of one access to two neighbouring float32
+SMALLEST_CAP, LARGEST_CAP = 2.0**-20, 2.0**20
 SMALLEST_SCALE, LARGEST_SCALE = 2.0**-100, 2.0**100  # times log₂e still normal in float32
 
 
@@ -136,6 +137,15 @@ def window(size, causal: bool, m: int, n: int) -> tuple[bool, tuple[int, int]]:
     left, right = (int(x) for x in size)
     causal = causal or right == 0
     return causal, (-1 if left >= n - 1 else left, -1 if causal or right >= m - 1 else right)
+
+
+def softcap(value) -> float:
+    """The bound of the scaled scores, 0 for none; in float32 it must leave room for scale / cap."""
+    number = isinstance(value, (int, float, np.floating, np.integer)) and not isinstance(value, bool)
+    if not (number and (value == 0 or SMALLEST_CAP <= value <= LARGEST_CAP)):
+        raise refuse("softcap", f"0 for none, or a number from {SMALLEST_CAP:.2g} to {LARGEST_CAP:.2g}", value,
+                     "leave it out for none")
+    return float(value)
 
 
 def layout(name: str | None, q_shape, k_shape) -> str:

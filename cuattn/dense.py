@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from cuattn.kernels.base import Chunked
-from cuattn.reference import MAX_SCORES, default_scale, visible_keys, widen
+from cuattn.reference import MAX_SCORES, capped, default_scale, visible_keys, widen
 
 
 def eps(dtype: str) -> float:
@@ -33,13 +33,13 @@ def round_to(x, dtype: str, xp=np):
     return xp.where(xp.isnan(x), x, nearest.view(np.float32))
 
 
-def dense_rows(q, k, v, visible, softmax_scale, dtype, rounding="float32", xp=np, first=0):
+def dense_rows(q, k, v, visible, softmax_scale, dtype, rounding="float32", xp=np, first=0, softcap=0.0):
     """`reference.attention_rows` computed as a dense implementation in `dtype` would: (o, lse), both float32.
 
     Scores and softmax in float32 (scores rounded to `dtype` first where `rounding` is "input"), P rounded to
     `dtype`, P V summed in float32, O rounded to `dtype`. Where `rounding` is `Chunked`, see `chunked_rows`.
     """
-    if isinstance(rounding, Chunked):  # no such kernel hides keys before the first
+    if isinstance(rounding, Chunked):  # none of its kernels offers a window or a cap
         return chunked_rows(q, k, v, visible, softmax_scale, dtype, rounding, xp)
     rows, n = q.shape[-2], k.shape[-2]
     o, lse = xp.zeros((*q.shape[:-1], v.shape[-1]), np.float32), xp.full(q.shape[:-1], -xp.inf, np.float32)
@@ -52,7 +52,7 @@ def dense_rows(q, k, v, visible, softmax_scale, dtype, rounding="float32", xp=np
     for r in range(0, rows, step):
         part = slice(r, r + step)
         s = np.float32(softmax_scale) * (widen(q[..., part, :], np.float32) @ k.swapaxes(-1, -2))
-        s = round_to(s, dtype, xp) if rounding == "input" else s
+        s = capped(round_to(s, dtype, xp) if rounding == "input" else s, np.float32(softcap), xp)
         seen = (key >= first[..., part, None]) & (key < end[..., part, None])
         s = xp.where(seen, s, np.float32(-np.inf))
         top = s.max(axis=-1)

@@ -30,7 +30,7 @@ from cuattn.machine import Tensor
 HALF = ("float16", "bfloat16")
 # What "auto" tries; the last one takes whatever the contract lets in.
 PREFILL, DECODE = ("flash_hopper", "flash"), ("paged_stream", "paged")
-OFFERED = {"window": "window_size"}  # `AttentionShape.features` as arguments
+OFFERED = {"window": "window_size", "softcap": "softcap"}  # `AttentionShape.features` as arguments
 
 
 def _key(plan, arrays: tuple, options: dict, constants, out) -> tuple | None:
@@ -111,8 +111,8 @@ def _check_out(out: Tensor, inputs: dict[str, Tensor]) -> None:
 
 
 def plan_attention(q, k, v, *, causal: bool = False, softmax_scale: float | None = None,
-                   window_size: tuple[int, int] = (-1, -1), layout: str | None = None, kernel: str = "auto",
-                   constants: dict | None = None, out=None) -> Planned:
+                   window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0, layout: str | None = None,
+                   kernel: str = "auto", constants: dict | None = None, out=None) -> Planned:
     """Dense attention, checked, planned and compiled, bound to its arrays; `run()` returns (o, lse).
 
     Parameters
@@ -129,6 +129,8 @@ def plan_attention(q, k, v, *, causal: bool = False, softmax_scale: float | None
     window_size : (int, int)
         How many keys before and behind its own, m + N − M, query m sees, that one not counted; −1 is all of
         them. With `causal` none behind. Tiles outside the window are not read.
+    softcap : float
+        Scaled scores s become softcap · tanh(s / softcap), before the mask; 0 leaves them.
     layout : {"bshd", "bhsd"}, optional
         "bhsd" is PyTorch's (B, H, N, D), taken without a copy; "bshd" where nothing is said.
     kernel : str
@@ -171,7 +173,8 @@ def plan_attention(q, k, v, *, causal: bool = False, softmax_scale: float | None
     contract.head_dim(d, row)
     contract.grid(b, h)
     causal, window = contract.window(window_size, bool(causal), m, n)
-    shape = AttentionShape(b, h, hkv, m, n, d, tq.dtype, causal, window)
+    scalars = {"softmax_scale": contract.scale(softmax_scale, d), "softcap": contract.softcap(softcap)}
+    shape = AttentionShape(b, h, hkv, m, n, d, tq.dtype, causal, window, scalars["softcap"] > 0)
     _check_features(row, h, hkv, causal, shape.features)
     for name, t in (("q", tq), ("k", tk), ("v", tv)):
         contract.vectors(name, t)
@@ -181,22 +184,21 @@ def plan_attention(q, k, v, *, causal: bool = False, softmax_scale: float | None
         binding.tensors["o"] = _swap(binding.tensors["o"])
     _check_out(binding.tensors["o"], inputs)
     lse = binding.output("lse", (b, h, m), "float32")
-    scalars = {"softmax_scale": contract.scale(softmax_scale, d)}
     names = _offering(shape) if kernel == "auto" and not constants else (row.name,)
     return _planned_by_first(names, binding, shape, constants, (o, lse), scalars)
 
 
 def attention(q, k, v, *, causal: bool = False, softmax_scale: float | None = None,
-              window_size: tuple[int, int] = (-1, -1), layout: str | None = None, kernel: str = "auto",
-              constants: dict | None = None, out=None, return_lse: bool = False):
+              window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0, layout: str | None = None,
+              kernel: str = "auto", constants: dict | None = None, out=None, return_lse: bool = False):
     """softmax(σ q kᵀ) v. See `plan_attention` for the arguments.
 
     Returns
     -------
     o, or (o, lse) with `return_lse`.
     """
-    options = {"causal": causal, "softmax_scale": softmax_scale, "window_size": window_size, "layout": layout,
-               "kernel": kernel}
+    options = {"causal": causal, "softmax_scale": softmax_scale, "window_size": window_size,
+               "softcap": softcap, "layout": layout, "kernel": kernel}
     o, lse = _run(plan_attention, (q, k, v), ("q", "k", "v"), ("o", "lse"), options, constants, out)
     return (o, lse) if return_lse else o
 

@@ -46,7 +46,12 @@ def visible_keys(m: int, n: int, causal: bool) -> np.ndarray:
     return key_range(m, n, causal)[1]
 
 
-def attention_rows(q, k, v, visible, softmax_scale, xp=np, first=0):
+def capped(scores, cap: float, xp=np):
+    """Scaled scores, saturating at ±cap; as they are where it is 0."""
+    return cap * xp.tanh(scores / cap) if cap else scores
+
+
+def attention_rows(q, k, v, visible, softmax_scale, xp=np, first=0, softcap=0.0):
     """Rows of a head, or of several at once: row r attends to keys `first[r]` to `visible[r]` − 1.
 
     Parameters
@@ -58,6 +63,8 @@ def attention_rows(q, k, v, visible, softmax_scale, xp=np, first=0):
     softmax_scale : float
     first : int, (R,) or (…, R) int
         The first one. A row that sees none has o = 0 and lse = -inf.
+    softcap : float
+        See `capped`.
 
     Returns
     -------
@@ -76,6 +83,7 @@ def attention_rows(q, k, v, visible, softmax_scale, xp=np, first=0):
     for r in range(0, rows, step):
         part = slice(r, r + step)
         s = softmax_scale * (widen(q[..., part, :]) @ k.swapaxes(-1, -2))  # (…, R, N)
+        s = capped(s, softcap, xp)  # (…, R, N)
         seen = (key >= first[..., part, None]) & (key < end[..., part, None])  # (…, R, N)
         s = xp.where(seen, s, -xp.inf)  # (…, R, N)
         top = s.max(axis=-1)  # (…, R)
@@ -89,7 +97,7 @@ def attention_rows(q, k, v, visible, softmax_scale, xp=np, first=0):
     return o, lse
 
 
-def attention(q, k, v, causal=False, softmax_scale=None, xp=np, window_size=(-1, -1)):
+def attention(q, k, v, causal=False, softmax_scale=None, xp=np, window_size=(-1, -1), softcap=0.0):
     """Dense attention, O = softmax(scale · Q Kᵀ) V, one head at a time.
 
     Parameters
@@ -102,6 +110,8 @@ def attention(q, k, v, causal=False, softmax_scale=None, xp=np, window_size=(-1,
         1/√D by default.
     window_size : (int, int)
         See `key_range`.
+    softcap : float
+        See `capped`.
 
     Returns
     -------
@@ -118,7 +128,7 @@ def attention(q, k, v, causal=False, softmax_scale=None, xp=np, window_size=(-1,
         for j in range(h):
             g = j * hkv // h
             head = q[i, :, j], k[i, :, g], v[i, :, g]  # (M, D), (N, D), (N, DV)
-            o[i, :, j], lse[i, j] = attention_rows(*head, end, scale, xp, first)
+            o[i, :, j], lse[i, j] = attention_rows(*head, end, scale, xp, first, softcap)
     return o, lse
 
 

@@ -62,11 +62,12 @@ def shapes(row, arch):
 
 
 def featured(row):
-    """Shapes with what `AttentionShape.features` may hold, as far as the row offers it."""
-    asked = {"window": (512, -1)}
+    """Shapes with what `AttentionShape.features` may hold, as far as the row offers it: each alone, and all."""
+    asked = {"window": (512, -1), "softcap": True}
     offered = {name: value for name, value in asked.items() if name in row.features}
-    for d in (64, 128, 256) if offered else ():
-        yield AttentionShape(1, 8, 2, 4096, 4096, d, "bfloat16", True, **offered)
+    for some in [offered, *({name: value} for name, value in offered.items())]:
+        for d in (64, 96, 128, 256) if some else ():
+            yield AttentionShape(1, 8, 2, 4096, 4096, d, "bfloat16", True, **some)
 
 
 @pytest.mark.parametrize("arch", ARCHS)

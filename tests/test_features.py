@@ -1,4 +1,4 @@
-"""Windows, in every kernel that offers them."""
+"""Windows, caps on scores, in every kernel that offers them."""
 from __future__ import annotations
 
 import numpy as np
@@ -117,10 +117,66 @@ def test_windows_that_are_none_are_refused(randn, size):
         cuattn.attention(x, x, x, window_size=size)
 
 
-def test_kernels_that_lack_a_feature_say_who_has_it(randn):
+# --- softcap
+
+
+@offering("softcap")
+@pytest.mark.parametrize("cap", [1.0, 50.0, 1e4])
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window_size": (40, 9)}], ids=str)
+def test_softcaps(machine, randn, kernel, cap, options):
+    q, k, v = randn(1, 130, 2, 64), randn(1, 170, 1, 64), randn(1, 170, 1, 64)
+    run(machine, kernel, 8 * q, k, v, softcap=cap, constants=TILES[kernel], **options)
+
+
+@offering("softcap")
+@pytest.mark.parametrize("scores", [np.linspace(-400, 400, 256), np.logspace(-4, 1, 256), [0, 6e4, -6e4]])
+def test_each_capped_score_is_right(machine, kernel, scores):
+    """A query with one key, whose LSE is the score; on both sides of where tanh is 1 in float32."""
+    q, k = np.zeros((len(scores), 1, 1, 64), "float16"), np.ones((len(scores), 1, 1, 64), "float16")
+    q[..., 0, 0] = np.asarray(scores).reshape(-1, 1)
+    run(machine, kernel, q, k, k, softcap=50.0, softmax_scale=1.0)
+
+
+@offering("softcap")
+def test_a_cap_does_not_hide_what_is_no_number(machine, randn, kernel):
+    q, k, v = (machine.upload(randn(1, 40, 1, 64)) for _ in range(3))
+    q[0, 3, 0, 0] = np.nan
+    o, _ = run_counted(machine, cuattn.plan_attention(q, k, v, kernel=kernel, softcap=30.0))
+    assert np.isnan(o[0, 3]).all() and np.isfinite(np.delete(o, 3, 1)).all()
+
+
+@offering("softcap")
+def test_caps_give_equal_bits_under_every_schedule(cpu, randn, kernel):
+    q, k, v = (cpu.upload(randn(1, length, 3, 64)) for length in (150, 140, 140))
+    p = cuattn.plan_attention(q, k, v, causal=True, kernel=kernel, softcap=20.0, constants=TILES[kernel])
+    o, lse = p.outputs
+    check_schedules(cpu, p.run, {"o": o, "lse": lse})
+
+
+@pytest.mark.parametrize("cap", [-1.0, 1e-9, 1e9, float("nan"), "large", True, None])
+def test_caps_that_are_none_are_refused(randn, cap):
+    x = randn(1, 4, 1, 64)
+    with pytest.raises(cuattn.ContractError, match="softcap: expected 0 for none, or a number from .*, got"):
+        cuattn.attention(x, x, x, softcap=cap)
+
+
+# --- who offers what
+
+ASKED = {"window": {"window_size": (2, 2)}, "softcap": {"softcap": 30.0}}
+
+
+@pytest.mark.parametrize("feature", ASKED)
+def test_kernels_that_lack_a_feature_say_who_has_it(randn, feature):
     x = randn(1, 9, 1, 64)
+    (argument,) = ASKED[feature]
     for name, row in ROWS.items():
-        if row.family == "prefill" and "window" not in row.features:
-            with pytest.raises(cuattn.ContractError, match=r"kernel: expected one that offers window_size \(flash or "
-                                                           f"flash_hopper\\), got '{name}'; choose one, or"):
-                cuattn.attention(x, x, x, kernel=name, window_size=(2, 2))
+        if row.family == "prefill" and feature not in row.features:
+            with pytest.raises(cuattn.ContractError, match=rf"kernel: expected one that offers {argument} \(flash or "
+                                                           rf"flash_hopper\), got '{name}'; choose one, or"):
+                cuattn.attention(x, x, x, kernel=name, **ASKED[feature])
+
+
+def test_auto_takes_a_kernel_that_offers_all(randn):
+    x = randn(1, 9, 1, 64)
+    for asked in ASKED.values():
+        assert cuattn.plan_attention(x, x, x, **asked).row.name == "flash"

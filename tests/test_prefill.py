@@ -23,7 +23,7 @@ def run(machine, kernel, q, k, v, **options):
     """Kernel results for NumPy inputs, judged; returns (planned, o, lse) with the arrays on the host."""
     p = cuattn.plan_attention(*(machine.upload(x) for x in (q, k, v)), kernel=kernel, **options)
     o, lse = run_counted(machine, p)
-    judged = {name: options[name] for name in ("causal", "softmax_scale", "window_size") if name in options}
+    judged = {name: options[name] for name in ("causal", "softmax_scale", "window_size", "softcap") if name in options}
     cuattn.compare.check_attention(q, k, v, o, lse, rounding=p.plan.rounding, **judged).raise_if_bad()
     return p, o, lse
 

@@ -40,7 +40,7 @@ class AttentionShape:
     """Dense attention: q (B, M, H, D) against k, v (B, N, HKV, D).
 
     `window` is how many keys before and behind its own a query sees, bottom-right aligned; −1 is all of them.
-    With `causal` none behind is seen, whatever it says.
+    With `causal` none behind is seen, whatever it says. `softcap`: whether scores are capped.
     """
 
     b: int
@@ -52,6 +52,7 @@ class AttentionShape:
     dtype: str
     causal: bool = False
     window: tuple[int, int] = (-1, -1)
+    softcap: bool = False
 
     @property
     def group(self) -> int:
@@ -61,7 +62,8 @@ class AttentionShape:
     @property
     def features(self) -> frozenset[str]:
         """What the shape asks for that a kernel may lack: of `Row.features` those that plans see here."""
-        return frozenset({"window"} if self.window != (-1, -1) else ())
+        asked = {"window": self.window != (-1, -1), "softcap": self.softcap}
+        return frozenset(name for name, wanted in asked.items() if wanted)
 
     @property
     def reach(self) -> tuple[int, int]:
@@ -287,7 +289,7 @@ class Row:
     head_dims : range
         Head dims the kernel computes (padding inside counts as computing).
     features : frozenset of str
-        Among causal, gqa, lse, paged, rope, split, window.
+        Among causal, gqa, lse, paged, rope, split, window, softcap.
     constants : mapping
         Tunables with their defaults; None lets the plan choose an integer by shape and device.
     choices : mapping

@@ -31,14 +31,14 @@ def _tiles(shape: AttentionShape) -> list[tuple[int, int, int]]:
     """Candidate (block_m, block_n, warps), the preferred first.
 
     A warp holds its rows of S and O in registers: 32 rows while O is at most 128 wide, 16 beyond. Few queries
-    take the small tile, since rows past M are computed for nothing.
+    take the small tile, since rows past M are computed for nothing. Capping scores takes registers too.
     """
     width = round_up(shape.d, MMA_ROWS)
     if shape.m <= 64:
         return [(64, 64, 4), (64, 32, 4), (32, 32, 2), (16, 16, 1)]
     if width > 128:
         return [(128, 64, 8), (64, 32, 4), (32, 32, 2), (16, 16, 1)]
-    return [(128, 64, 4)] * (width <= 96) + [(128, 32, 4), (64, 32, 4)]
+    return [(128, 64, 4)] * (width <= 96 and not shape.softcap) + [(128, 32, 4), (64, 32, 4)]
 
 
 def plan(shape: AttentionShape, device, overrides=None) -> Plan:
@@ -63,7 +63,7 @@ def plan(shape: AttentionShape, device, overrides=None) -> Plan:
     constants = {"block_m": block_m, "block_n": block_n, "warps": warps}
     compiled = {
         "BLOCK_M": block_m, "BLOCK_N": block_n, "WARPS": warps, "HEAD_DIM": shape.d, "CAUSAL": shape.causal,
-        "WINDOW": "window" in shape.features, "Element": shape.dtype, "SMEM_BYTES": smem,
+        "WINDOW": "window" in shape.features, "SOFTCAP": shape.softcap, "Element": shape.dtype, "SMEM_BYTES": smem,
         "BLOCKS_PER_SM": 2 if 2 * (smem + 1024) <= device.smem_per_sm else 1,
     }
     grid = (ceil_div(shape.m, block_m), shape.h, shape.b)
@@ -88,24 +88,25 @@ def cost(shape: AttentionShape, plan: Plan, lengths=None) -> Cost:
     )
 
 
-def feature_arguments(shape: AttentionShape, t) -> list:
-    """The arguments that only some features read."""
-    left, right = shape.reach
-    return [("left", np.int32(left)), ("right", np.int32(right))]
+def score_arguments(shape: AttentionShape, t) -> list:
+    """What makes weights of scores: the softmax's σ, the window, and what scores are multiplied by under a cap."""
+    (left, right), scale, cap = shape.reach, t["softmax_scale"], t["softcap"]
+    return [("sigma", np.float32(cap if shape.softcap else scale)), ("left", np.int32(left)),
+            ("right", np.int32(right)), ("squash", np.float32(scale / cap if shape.softcap else 0))]
 
 
 def arguments(shape: AttentionShape, plan: Plan, t) -> list:
     return [[
         ("q", t["q"]), ("k", t["k"]), ("v", t["v"]), ("o", t["o"]), ("lse", t["lse"]),
         ("M", np.int32(shape.m)), ("N", np.int32(shape.n)), ("GROUP", np.int32(shape.group)),
-        ("sigma", np.float32(t["softmax_scale"])), *feature_arguments(shape, t),
+        *score_arguments(shape, t),
     ]]
 
 
 ROW = Row(
     name="flash", family="prefill", file="prefill/flash.cu", archs=("sm_80+",),
     dtypes=("float16", "bfloat16"), head_dims=range(8, 257, 8),
-    features=frozenset({"causal", "gqa", "lse", "window"}),
+    features=frozenset({"causal", "gqa", "lse", "window", "softcap"}),
     constants={"block_m": None, "block_n": None, "warps": None},
     choices={"block_m": (64, 128), "block_n": (32, 64, 128), "warps": (4, 8)},
     teaches="Keep the scores on the chip: one pass over the keys with a running maximum and sum.",

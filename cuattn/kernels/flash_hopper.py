@@ -14,7 +14,7 @@ from cuattn.kernels.base import (
     resolve,
     round_up,
 )
-from cuattn.kernels.flash import cost, feature_arguments
+from cuattn.kernels.flash import cost, score_arguments
 
 FILE = "prefill/flash_hopper.cu"
 PANEL = 64  # columns of a panel: 128 bytes, the widest swizzle
@@ -95,7 +95,7 @@ def plan(shape: AttentionShape, device, overrides=None) -> Plan:
     compiled = {
         "BLOCK_M": block_m, "BLOCK_N": block_n, "STAGES": stages, "HEAD_DIM": shape.d, "CAUSAL": shape.causal,
         "Element": shape.dtype, "SMEM_BYTES": smem, "TURNS": chosen["turns"], "O_OVER_Q": o_over_q,
-        "PAIRS": pairs, "WINDOW": "window" in shape.features,
+        "PAIRS": pairs, "WINDOW": "window" in shape.features, "SOFTCAP": shape.softcap,
     }
     grid = (min(turns, device.sms), 1, 1)
     rows = {"q": WARPGROUP_ROWS, "k": block_n, "v": block_n, "o": WARP_ROWS}
@@ -110,13 +110,13 @@ def arguments(shape: AttentionShape, plan: Plan, t) -> list:
     return [[
         *maps.items(), ("lse", t["lse"]), ("B", np.int32(shape.b)), ("H", np.int32(shape.h)),
         ("M", np.int32(shape.m)), ("N", np.int32(shape.n)), ("GROUP", np.int32(shape.group)),
-        ("sigma", np.float32(t["softmax_scale"])), *feature_arguments(shape, t),
+        *score_arguments(shape, t),
     ]]
 
 
 ROW = Row(
     name="flash_hopper", family="prefill", file=FILE, archs=("sm_90a",), dtypes=("float16", "bfloat16"),
-    head_dims=range(8, 257, 8), features=frozenset({"causal", "gqa", "lse", "window"}),
+    head_dims=range(8, 257, 8), features=frozenset({"causal", "gqa", "lse", "window", "softcap"}),
     constants={"block_m": None, "block_n": None, "stages": 2, "turns": True},
     choices={"block_m": (128, 192), "block_n": (64, 80, 96, 128, 176), "stages": (2, 3),
              "turns": (False, True)},

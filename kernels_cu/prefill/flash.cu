@@ -4,6 +4,8 @@
 //                            l = e^{σ(m − m')} l + rowsum P        O = e^{σ(m − m')} O + P V
 //   at the end:              O / l           LSE = σ m + ln l
 //
+// with a SOFTCAP   S = tanh(σ Q Kᵀ / cap), and σ = cap from there on
+//
 // grid    (ceil(M / BLOCK_M), H, B); with a causal mask the longest tiles start first
 // block   WARPS warps; a warp owns BLOCK_M / WARPS query rows and, of these, whole rows of S and O in
 //         registers
@@ -11,6 +13,7 @@
 // bytes   a block reads its Q tile once and every visible row of K and V once, and writes its O tile and LSE
 //         once; of tiles that a WINDOW hides from all its queries, nothing
 #include "prim/sight.cuh"
+#include "prim/softcap.cuh"
 #include "prim/softmax.cuh"
 #include "prim/tile.cuh"
 
@@ -44,7 +47,7 @@ struct Keys {
 KERNEL(THREADS, BLOCKS_PER_SM)
 flash(const View<const Element, 4> g_q, const View<const Element, 4> g_k, const View<const Element, 4> g_v,
       const View<Element, 4> g_o, const View<float, 3> g_lse, int M, int N, int GROUP, float sigma, int left,
-      int right) {
+      int right, float squash) {
   Smem& s = dynamic_smem<Smem>();
   const int tile = CAUSAL ? gridDim.x - 1 - blockIdx.x : blockIdx.x, h = blockIdx.y, b = blockIdx.z;
   const int m0 = tile * BLOCK_M, warp_row = warp_id() * WARP_M, rows = min(M - m0, BLOCK_M);
@@ -71,6 +74,7 @@ flash(const View<const Element, 4> g_q, const View<const Element, 4> g_k, const 
     Accumulator<WARP_M, BLOCK_N> r_s;
     r_s.clear();
     multiply_abt<Element>(r_s, s.q, warp_row, s.k[j % STAGES]);
+    if constexpr (SOFTCAP) cap_scores(r_s, squash);
     if (j < tiles.whole || j >= tiles.part) sight.mask(r_s, m0 + warp_row, j * BLOCK_N);
     softmax.update(r_s, r_o, sigma2);
     multiply_ab<Element>(r_o, r_s, s.v[j % STAGES]);

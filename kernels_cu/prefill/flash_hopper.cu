@@ -3,6 +3,7 @@
 //
 //   S = Q Kᵀ    m' = max(m, rowmax S)    P = e^{σ(S − m')}    l = e^{σ(m − m')} l + rowsum P
 //   O = e^{σ(m − m')} O + P V            at the end: O / l and LSE = σ m + ln l
+//   with a SOFTCAP: S = tanh(σ Q Kᵀ / cap), and σ = cap from there on
 //
 // grid    as many blocks as multiprocessors; each takes one tile of queries after the other, see Schedule
 // block   a warpgroup that copies, and CONSUMERS that multiply; each of these owns 64 query rows, with whole
@@ -17,6 +18,7 @@
 // bytes   for a tile of queries: Q once, every visible tile of K and V once, and O and LSE once
 #include "prim/acc.cuh"
 #include "prim/sight.cuh"
+#include "prim/softcap.cuh"
 #include "prim/softmax.cuh"
 #include "prim/stmatrix.cuh"
 #include "prim/tma.cuh"
@@ -49,6 +51,7 @@ struct Use {
 struct Sizes {
   int B, H, GROUP;
   Sight<CAUSAL, WINDOW> sight;
+  float squash;
 };
 
 /// A tile of queries, and its keys, whose tiles are taken from the last to the first: number 0 to tiles − 1, of
@@ -213,6 +216,9 @@ struct Consumer {
     wgmma_ab<Element>(r_o, r_p, s.v[use.stage], true);
     wgmma_commit();
   }
+  METHOD void cap() {
+    if constexpr (SOFTCAP) cap_scores(r_s, size.squash);
+  }
   METHOD void mask(int i) {
     size.sight.mask(r_s, work.m0 + turn.group * WGMMA_ROWS, work.key0(i));
   }
@@ -228,6 +234,7 @@ struct Consumer {
     turn.pass(last);
     wgmma_wait<0>(r_s);
     release(s.k_empty[use_of(i).stage]);
+    cap();
     mask(i);
     softmax.update(r_s, r_o, sigma2);
     r_p.template round<Element>(r_s);
@@ -240,6 +247,7 @@ struct Consumer {
     turn.pass(last);
     wgmma_wait<1>(r_s);
     release(s.k_empty[use_of(i).stage]);
+    cap();
     Rescale rescale;
     softmax.update(r_s, rescale, sigma2);
     finish_output(i - 1);
@@ -294,9 +302,9 @@ KERNEL(THREADS, 1)
 flash_hopper(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
              const __grid_constant__ TensorMap v, const __grid_constant__ TensorMap o,
              const View<float, 3> g_lse, int B, int H, int M, int N, int GROUP, float sigma, int left,
-             int right) {
+             int right, float squash) {
   Smem& s = dynamic_smem<Smem>();
-  const Sizes size{B, H, GROUP, {M, N, left, right}};
+  const Sizes size{B, H, GROUP, {M, N, left, right}, squash};
   Schedule schedule(size);
   if (threadIdx.x == 0) {
 #pragma unroll
