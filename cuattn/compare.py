@@ -87,7 +87,7 @@ def _heads(x, heads):
 
 
 def _check_finite(o, lse, visible) -> str:
-    """Empty, or what is wrong: values must be finite exactly where a row sees keys; `visible` is (B, M)."""
+    """Empty, or what is wrong: values must be finite exactly where a row sees keys, or a sink; `visible` is (B, M)."""
     xp = array_module(o)
     for i in range(o.shape[0]):
         if not bool(xp.isfinite(widen(o[i], np.float32)).all()):
@@ -98,7 +98,7 @@ def _check_finite(o, lse, visible) -> str:
     return ""
 
 
-def _judge(q, keys, seen, o, lse, scale, rounding, sample, seed, softcap=0.0) -> Verdict:
+def _judge(q, keys, seen, o, lse, scale, rounding, sample, seed, softcap=0.0, sinks=None) -> Verdict:
     """Compare all rows or some; `keys(b)` is one sequence's (k, v), (N, HKV, D) each.
 
     `seen`: the first key of each row and one past its last, (B, M) each.
@@ -123,8 +123,9 @@ def _judge(q, keys, seen, o, lse, scale, rounding, sample, seed, softcap=0.0) ->
             first, end = (edge[i][rows[mine, 1]] for edge in seen)
             batch = (q_rows, *(_heads(x, heads) for x in (k, v)), end, scale)
             at = xp.asarray(mine)
-            o_ref[at], lse_ref[at] = attention_rows(*batch, xp, first, softcap)
-            o_dense[at], lse_dense[at] = dense_rows(*batch, dtype, rounding, xp, first, softcap)
+            sink = -np.inf if sinks is None else sinks[xp.asarray(rows[mine, 2])]
+            o_ref[at], lse_ref[at] = attention_rows(*batch, xp, first, softcap, sink)
+            o_dense[at], lse_dense[at] = dense_rows(*batch, dtype, rounding, xp, first, softcap, sink)
     verdict = check(
         _take(o, rows, (0, 1, 2)), None if lse is None else _take(lse, rows, (0, 2, 1)),
         o_ref=o_ref, lse_ref=lse_ref, o_dense=o_dense, v_max=v_max, dtype=dtype,
@@ -132,7 +133,7 @@ def _judge(q, keys, seen, o, lse, scale, rounding, sample, seed, softcap=0.0) ->
     )
     if not sample:
         return replace(verdict, check="full")
-    wrong = _check_finite(o, lse, visible) if verdict.ok else ""
+    wrong = _check_finite(o, lse, visible if sinks is None else visible + 1) if verdict.ok else ""
     return replace(verdict, ok=False, message=wrong) if wrong else verdict
 
 
@@ -147,7 +148,7 @@ def _demand(name: str, x, shape, optional: bool = False) -> None:
 
 def check_attention(
     q, k, v, o, lse=None, *, causal=False, softmax_scale=None, window_size=(-1, -1), softcap=0.0,
-    rounding="float32", sample=None, seed=0,
+    sinks=None, rounding="float32", sample=None, seed=0,
 ) -> Verdict:
     """Judge the output of dense attention; what is not said here is as in `reference.attention`.
 
@@ -167,7 +168,7 @@ def check_attention(
     _demand("lse", lse, (b, h, m), optional=True)
     seen = [np.broadcast_to(edge, (b, m)) for edge in key_range(m, k.shape[1], causal, window_size)]
     scale = default_scale(q.shape[3], softmax_scale)
-    return _judge(q, lambda i: (k[i], v[i]), seen, o, lse, scale, rounding, sample, seed, softcap)
+    return _judge(q, lambda i: (k[i], v[i]), seen, o, lse, scale, rounding, sample, seed, softcap, sinks)
 
 
 def check_decode(

@@ -148,6 +148,13 @@ def softcap(value) -> float:
     return float(value)
 
 
+def sinks(t: Tensor, h: int) -> None:
+    """One number a head."""
+    dtype("sinks", t, ("float32",))
+    same("sinks.shape", t.shape, "q's heads", (h,))
+    contiguous("sinks", t)
+
+
 def layout(name: str | None, q_shape, k_shape) -> str:
     """"bshd" by default; refused where that reading would mean more heads than any model has."""
     if name is None:

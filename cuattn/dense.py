@@ -33,21 +33,24 @@ def round_to(x, dtype: str, xp=np):
     return xp.where(xp.isnan(x), x, nearest.view(np.float32))
 
 
-def dense_rows(q, k, v, visible, softmax_scale, dtype, rounding="float32", xp=np, first=0, softcap=0.0):
+def dense_rows(q, k, v, visible, softmax_scale, dtype, rounding="float32", xp=np, first=0, softcap=0.0,
+               sink=-math.inf):
     """`reference.attention_rows` computed as a dense implementation in `dtype` would: (o, lse), both float32.
 
     Scores and softmax in float32 (scores rounded to `dtype` first where `rounding` is "input"), P rounded to
     `dtype`, P V summed in float32, O rounded to `dtype`. Where `rounding` is `Chunked`, see `chunked_rows`.
     """
-    if isinstance(rounding, Chunked):  # none of its kernels offers a window or a cap
+    if isinstance(rounding, Chunked):  # none of its kernels offers more than a mask
         return chunked_rows(q, k, v, visible, softmax_scale, dtype, rounding, xp)
     rows, n = q.shape[-2], k.shape[-2]
-    o, lse = xp.zeros((*q.shape[:-1], v.shape[-1]), np.float32), xp.full(q.shape[:-1], -xp.inf, np.float32)
+    o, lse = xp.zeros((*q.shape[:-1], v.shape[-1]), np.float32), xp.empty(q.shape[:-1], np.float32)
+    lse[...] = sink
     if n == 0:
         return o, lse
     k, v = widen(k, np.float32), widen(v, np.float32)
     end, key = xp.asarray(visible), xp.arange(n)
-    first = xp.broadcast_to(xp.asarray(first), end.shape)
+    end, first, sink = (xp.broadcast_to(xp.asarray(x), lse.shape) for x in (end, first, sink))
+    sink = sink.astype(np.float32)
     step = max(1, MAX_SCORES // (n * math.prod(q.shape[:-2])))
     for r in range(0, rows, step):
         part = slice(r, r + step)
@@ -55,10 +58,10 @@ def dense_rows(q, k, v, visible, softmax_scale, dtype, rounding="float32", xp=np
         s = capped(round_to(s, dtype, xp) if rounding == "input" else s, np.float32(softcap), xp)
         seen = (key >= first[..., part, None]) & (key < end[..., part, None])
         s = xp.where(seen, s, np.float32(-np.inf))
-        top = s.max(axis=-1)
+        top = xp.maximum(s.max(axis=-1), sink[..., part])
         shift = xp.where(top == -xp.inf, np.float32(0), top)
         p = xp.exp(s - shift[..., None])
-        total = p.sum(axis=-1)
+        total = p.sum(axis=-1) + xp.exp(sink[..., part] - shift)
         empty = total == 0
         total = xp.where(empty, np.float32(1), total)
         o[..., part, :] = round_to(round_to(p / total[..., None], dtype, xp) @ v, dtype, xp)

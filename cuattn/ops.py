@@ -30,7 +30,7 @@ from cuattn.machine import Tensor
 HALF = ("float16", "bfloat16")
 # What "auto" tries; the last one takes whatever the contract lets in.
 PREFILL, DECODE = ("flash_hopper", "flash"), ("paged_stream", "paged")
-OFFERED = {"window": "window_size", "softcap": "softcap"}  # `AttentionShape.features` as arguments
+OFFERED = {"window": "window_size", "softcap": "softcap", "sinks": "sinks"}  # `AttentionShape.features` as arguments
 
 
 def _key(plan, arrays: tuple, options: dict, constants, out) -> tuple | None:
@@ -111,8 +111,9 @@ def _check_out(out: Tensor, inputs: dict[str, Tensor]) -> None:
 
 
 def plan_attention(q, k, v, *, causal: bool = False, softmax_scale: float | None = None,
-                   window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0, layout: str | None = None,
-                   kernel: str = "auto", constants: dict | None = None, out=None) -> Planned:
+                   window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0, sinks=None,
+                   layout: str | None = None, kernel: str = "auto", constants: dict | None = None,
+                   out=None) -> Planned:
     """Dense attention, checked, planned and compiled, bound to its arrays; `run()` returns (o, lse).
 
     Parameters
@@ -131,6 +132,9 @@ def plan_attention(q, k, v, *, causal: bool = False, softmax_scale: float | None
         them. With `causal` none behind. Tiles outside the window are not read.
     softcap : float
         Scaled scores s become softcap · tanh(s / softcap), before the mask; 0 leaves them.
+    sinks : float32 array, [H], optional
+        One more logit a head, beside the scaled scores of every row: it counts in the sum of exponentials and in
+        lse, and has no value.
     layout : {"bshd", "bhsd"}, optional
         "bhsd" is PyTorch's (B, H, N, D), taken without a copy; "bshd" where nothing is said.
     kernel : str
@@ -146,7 +150,7 @@ def plan_attention(q, k, v, *, causal: bool = False, softmax_scale: float | None
     -------
     Planned
         Of o, like q, and lse, float32 [B, H, M], the natural logarithm of Σ e^(scaled scores). A row that
-        sees no key gives o = 0, lse = −inf.
+        sees no key gives o = 0, lse = −inf, or its head's sink.
 
     Raises
     ------
@@ -157,10 +161,12 @@ def plan_attention(q, k, v, *, causal: bool = False, softmax_scale: float | None
     row = _choose(kernel, "prefill", PREFILL[-1])
     for name, x in (("q", q), ("k", k), ("v", v)):
         contract.rank(name, x, "B, M, H, D" if name == "q" else "B, N, HKV, D")
+    if sinks is not None:
+        contract.rank("sinks", sinks, "H")
     layout = contract.layout(layout, q.shape, k.shape)
-    binding = Binding(q=q, k=k, v=v)
+    binding = Binding(q=q, k=k, v=v, **({} if sinks is None else {"sinks": sinks}))
     if layout == "bhsd":
-        binding.tensors = {name: _swap(t) for name, t in binding.tensors.items()}
+        binding.tensors |= {name: _swap(binding.tensors[name]) for name in "qkv"}
     tq, tk, tv = (binding.tensors[name] for name in "qkv")
     b, m, h, d = tq.shape
     n, hkv = tk.shape[1], tk.shape[2]
@@ -174,7 +180,10 @@ def plan_attention(q, k, v, *, causal: bool = False, softmax_scale: float | None
     contract.grid(b, h)
     causal, window = contract.window(window_size, bool(causal), m, n)
     scalars = {"softmax_scale": contract.scale(softmax_scale, d), "softcap": contract.softcap(softcap)}
-    shape = AttentionShape(b, h, hkv, m, n, d, tq.dtype, causal, window, scalars["softcap"] > 0)
+    if sinks is not None:
+        contract.sinks(binding.tensors["sinks"], h)
+    shape = AttentionShape(b, h, hkv, m, n, d, tq.dtype, causal, window, scalars["softcap"] > 0,
+                           sinks is not None)
     _check_features(row, h, hkv, causal, shape.features)
     for name, t in (("q", tq), ("k", tk), ("v", tv)):
         contract.vectors(name, t)
@@ -189,8 +198,9 @@ def plan_attention(q, k, v, *, causal: bool = False, softmax_scale: float | None
 
 
 def attention(q, k, v, *, causal: bool = False, softmax_scale: float | None = None,
-              window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0, layout: str | None = None,
-              kernel: str = "auto", constants: dict | None = None, out=None, return_lse: bool = False):
+              window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0, sinks=None,
+              layout: str | None = None, kernel: str = "auto", constants: dict | None = None, out=None,
+              return_lse: bool = False):
     """softmax(σ q kᵀ) v. See `plan_attention` for the arguments.
 
     Returns
@@ -199,7 +209,8 @@ def attention(q, k, v, *, causal: bool = False, softmax_scale: float | None = No
     """
     options = {"causal": causal, "softmax_scale": softmax_scale, "window_size": window_size,
                "softcap": softcap, "layout": layout, "kernel": kernel}
-    o, lse = _run(plan_attention, (q, k, v), ("q", "k", "v"), ("o", "lse"), options, constants, out)
+    arrays = {"q": q, "k": k, "v": v, **({} if sinks is None else {"sinks": sinks})}
+    o, lse = _run(plan_attention, tuple(arrays.values()), tuple(arrays), ("o", "lse"), options, constants, out)
     return (o, lse) if return_lse else o
 
 

@@ -51,7 +51,7 @@ def capped(scores, cap: float, xp=np):
     return cap * xp.tanh(scores / cap) if cap else scores
 
 
-def attention_rows(q, k, v, visible, softmax_scale, xp=np, first=0, softcap=0.0):
+def attention_rows(q, k, v, visible, softmax_scale, xp=np, first=0, softcap=0.0, sink=-math.inf):
     """Rows of a head, or of several at once: row r attends to keys `first[r]` to `visible[r]` − 1.
 
     Parameters
@@ -65,6 +65,8 @@ def attention_rows(q, k, v, visible, softmax_scale, xp=np, first=0, softcap=0.0)
         The first one. A row that sees none has o = 0 and lse = -inf.
     softcap : float
         See `capped`.
+    sink : float, (R,) or (…, R)
+        A logit beside each row's scaled scores, without a value; a row that sees no key then has lse = sink.
 
     Returns
     -------
@@ -73,12 +75,14 @@ def attention_rows(q, k, v, visible, softmax_scale, xp=np, first=0, softcap=0.0)
     """
     rows, n = q.shape[-2], k.shape[-2]
     o = xp.zeros((*q.shape[:-1], v.shape[-1]))
-    lse = xp.full(q.shape[:-1], -xp.inf)
+    lse = xp.empty(q.shape[:-1])
+    lse[...] = sink
     if n == 0:
         return o, lse
     k, v = widen(k), widen(v)  # (…, N, D), (…, N, DV)
     end, key = xp.asarray(visible), xp.arange(n)  # (…, R), (N,)
-    first = xp.broadcast_to(xp.asarray(first), end.shape)  # (…, R)
+    first, sink = (xp.broadcast_to(xp.asarray(x), lse.shape) for x in (first, sink))  # (…, R) each
+    end = xp.broadcast_to(end, lse.shape)  # (…, R)
     step = max(1, MAX_SCORES // (n * math.prod(q.shape[:-2])))
     for r in range(0, rows, step):
         part = slice(r, r + step)
@@ -86,10 +90,10 @@ def attention_rows(q, k, v, visible, softmax_scale, xp=np, first=0, softcap=0.0)
         s = capped(s, softcap, xp)  # (…, R, N)
         seen = (key >= first[..., part, None]) & (key < end[..., part, None])  # (…, R, N)
         s = xp.where(seen, s, -xp.inf)  # (…, R, N)
-        top = s.max(axis=-1)  # (…, R)
+        top = xp.maximum(s.max(axis=-1), sink[..., part])  # (…, R)
         shift = xp.where(top == -xp.inf, 0.0, top)  # (…, R), so that a row without keys subtracts no infinity
         p = xp.exp(s - shift[..., None])  # (…, R, N)
-        total = p.sum(axis=-1)  # (…, R)
+        total = p.sum(axis=-1) + xp.exp(sink[..., part] - shift)  # (…, R)
         empty = total == 0  # (…, R)
         total = xp.where(empty, 1.0, total)  # (…, R)
         o[..., part, :] = (p @ v) / total[..., None]  # (…, R, DV)
@@ -97,7 +101,7 @@ def attention_rows(q, k, v, visible, softmax_scale, xp=np, first=0, softcap=0.0)
     return o, lse
 
 
-def attention(q, k, v, causal=False, softmax_scale=None, xp=np, window_size=(-1, -1), softcap=0.0):
+def attention(q, k, v, causal=False, softmax_scale=None, xp=np, window_size=(-1, -1), softcap=0.0, sinks=None):
     """Dense attention, O = softmax(scale · Q Kᵀ) V, one head at a time.
 
     Parameters
@@ -112,13 +116,15 @@ def attention(q, k, v, causal=False, softmax_scale=None, xp=np, window_size=(-1,
         See `key_range`.
     softcap : float
         See `capped`.
+    sinks : (H,), optional
+        One logit a head beside the scaled scores of every row, without a value.
 
     Returns
     -------
     o : (B, M, H, DV) float64
     lse : (B, H, M) float64
         Natural logarithm of the sum of exponentials of the scaled scores. A row that sees no key has o = 0
-        and lse = -inf.
+        and lse = -inf, or its head's sink.
     """
     (b, m, h, d), (n, hkv) = q.shape, k.shape[1:3]
     scale, (first, end) = default_scale(d, softmax_scale), key_range(m, n, causal, window_size)
@@ -128,7 +134,8 @@ def attention(q, k, v, causal=False, softmax_scale=None, xp=np, window_size=(-1,
         for j in range(h):
             g = j * hkv // h
             head = q[i, :, j], k[i, :, g], v[i, :, g]  # (M, D), (N, D), (N, DV)
-            o[i, :, j], lse[i, j] = attention_rows(*head, end, scale, xp, first, softcap)
+            o[i, :, j], lse[i, j] = attention_rows(*head, end, scale, xp, first, softcap,
+                                                  -math.inf if sinks is None else float(sinks[j]))
     return o, lse
 
 

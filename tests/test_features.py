@@ -1,4 +1,4 @@
-"""Windows, caps on scores, in every kernel that offers them."""
+"""Windows, caps on scores and sinks, in every kernel that offers them."""
 from __future__ import annotations
 
 import numpy as np
@@ -160,9 +160,66 @@ def test_caps_that_are_none_are_refused(randn, cap):
         cuattn.attention(x, x, x, softcap=cap)
 
 
+# --- sinks
+
+
+@offering("sinks")
+@pytest.mark.parametrize("options", [
+    {}, {"causal": True}, {"window_size": (30, 4)}, {"causal": True, "softcap": 20.0}, {"softmax_scale": 1e-6},
+], ids=str)
+def test_sinks(machine, randn, kernel, options):
+    """Below the scores, among them and above; a window that leaves rows without a key."""
+    sinks = np.array([-1e4, -3, 0, 2.5, 40], "float32")
+    q, k, v = randn(1, 150, 5, 64), randn(1, 100, 1, 64), randn(1, 100, 1, 64)
+    run(machine, kernel, q, k, v, sinks=sinks, constants=TILES[kernel], **options)
+
+
+@offering("sinks")
+@pytest.mark.parametrize("n", [1, 200])
+def test_a_sink_is_counted_once(machine, kernel, n):
+    """Scores of 0 and values of 1: LSE = ln(n + e^sink), O = n / (n + e^sink)."""
+    sinks = np.array([0.0, 3.0], "float32")
+    q, k, v = np.zeros((1, 3, 2, 64), "float16"), np.ones((1, n, 2, 64), "float16"), np.ones((1, n, 2, 64), "float16")
+    _, o, lse = run(machine, kernel, q, k, v, sinks=sinks)
+    total = n + np.exp(sinks.astype(float))
+    np.testing.assert_allclose(lse[0], np.log(total)[:, None].repeat(3, 1), rtol=3e-7)
+    np.testing.assert_allclose(o[0, 0, :, 0].astype(float), n / total, rtol=6e-4)
+
+
+@offering("sinks")
+def test_a_row_that_sees_no_key_has_its_sink(machine, randn, kernel):
+    """With fewer keys than queries, with none, and a sink of −∞, which is none."""
+    sinks = np.array([1.25, -7.5, -np.inf], "float32")
+    _, o, lse = run(machine, kernel, randn(1, 70, 3, 64), *(randn(1, 20, 3, 64),) * 2, causal=True, sinks=sinks)
+    assert (o[0, :50] == 0).all() and (lse[0, :, :50] == sinks[:, None]).all()
+    _, o, lse = run(machine, kernel, randn(1, 70, 3, 64), *(randn(1, 0, 3, 64),) * 2, sinks=sinks)
+    assert (o == 0).all() and (lse[0] == sinks[:, None]).all()
+
+
+@offering("sinks")
+def test_sinks_give_equal_bits_under_every_schedule(cpu, randn, kernel):
+    q, k, v = (cpu.upload(randn(1, length, 3, 64)) for length in (150, 140, 140))
+    p = cuattn.plan_attention(q, k, v, causal=True, kernel=kernel, constants=TILES[kernel],
+                              sinks=cpu.upload(np.array([1, 2, 3], "float32")))
+    o, lse = p.outputs
+    check_schedules(cpu, p.run, {"o": o, "lse": lse})
+
+
+def test_sinks_that_are_none_are_refused(cpu, randn):
+    x = cpu.upload(randn(1, 4, 2, 64))
+    for sinks, said in [(np.zeros(3, "float32"), r"sinks.shape: expected \(2,\) as q's heads has, got \(3,\)"),
+                        (np.zeros(2), "sinks: expected dtype float32, got float64; convert"),
+                        (np.zeros((1, 2), "float32"), r"sinks: expected shape \(H\), got \(1, 2\)"),
+                        (1.0, r"sinks: expected an array \(H\), got float"),
+                        (cpu.upload(np.zeros((2, 2), "float32"))[:, 0], "expected a contiguous last dimension")]:
+        with pytest.raises(ValueError, match=said):
+            cuattn.attention(x, x, x, sinks=sinks)
+
+
 # --- who offers what
 
-ASKED = {"window": {"window_size": (2, 2)}, "softcap": {"softcap": 30.0}}
+ASKED = {"window": {"window_size": (2, 2)}, "softcap": {"softcap": 30.0},
+         "sinks": {"sinks": np.zeros(1, "float32")}}
 
 
 @pytest.mark.parametrize("feature", ASKED)

@@ -21,9 +21,10 @@ MARGIN = 512  # NaN elements around every buffer
 
 def run(machine, kernel, q, k, v, **options):
     """Kernel results for NumPy inputs, judged; returns (planned, o, lse) with the arrays on the host."""
-    p = cuattn.plan_attention(*(machine.upload(x) for x in (q, k, v)), kernel=kernel, **options)
+    there = {**options, "sinks": machine.upload(options["sinks"])} if "sinks" in options else options
+    p = cuattn.plan_attention(*(machine.upload(x) for x in (q, k, v)), kernel=kernel, **there)
     o, lse = run_counted(machine, p)
-    judged = {name: options[name] for name in ("causal", "softmax_scale", "window_size", "softcap") if name in options}
+    judged = {name: value for name, value in options.items() if name not in ("constants", "out")}
     cuattn.compare.check_attention(q, k, v, o, lse, rounding=p.plan.rounding, **judged).raise_if_bad()
     return p, o, lse
 

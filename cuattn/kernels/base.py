@@ -40,7 +40,8 @@ class AttentionShape:
     """Dense attention: q (B, M, H, D) against k, v (B, N, HKV, D).
 
     `window` is how many keys before and behind its own a query sees, bottom-right aligned; −1 is all of them.
-    With `causal` none behind is seen, whatever it says. `softcap`: whether scores are capped.
+    With `causal` none behind is seen, whatever it says. `softcap`: whether scores are capped; `sinks`:
+    whether each head has an extra logit.
     """
 
     b: int
@@ -53,6 +54,7 @@ class AttentionShape:
     causal: bool = False
     window: tuple[int, int] = (-1, -1)
     softcap: bool = False
+    sinks: bool = False
 
     @property
     def group(self) -> int:
@@ -62,7 +64,7 @@ class AttentionShape:
     @property
     def features(self) -> frozenset[str]:
         """What the shape asks for that a kernel may lack: of `Row.features` those that plans see here."""
-        asked = {"window": self.window != (-1, -1), "softcap": self.softcap}
+        asked = {"window": self.window != (-1, -1), "softcap": self.softcap, "sinks": self.sinks}
         return frozenset(name for name, wanted in asked.items() if wanted)
 
     @property
@@ -289,7 +291,7 @@ class Row:
     head_dims : range
         Head dims the kernel computes (padding inside counts as computing).
     features : frozenset of str
-        Among causal, gqa, lse, paged, rope, split, window, softcap.
+        Among causal, gqa, lse, paged, rope, split, window, softcap, sinks.
     constants : mapping
         Tunables with their defaults; None lets the plan choose an integer by shape and device.
     choices : mapping

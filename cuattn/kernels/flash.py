@@ -19,6 +19,8 @@ from cuattn.kernels.base import (
     tile_row,
 )
 
+FEATURES = ("window", "softcap", "sinks")
+NOTHING = np.uint64(0)  # the address of an array that the kernel does not read
 STAGES = 2  # tiles of K and V in shared memory, as in the kernel
 
 
@@ -39,6 +41,11 @@ def _tiles(shape: AttentionShape) -> list[tuple[int, int, int]]:
     if width > 128:
         return [(128, 64, 8), (64, 32, 4), (32, 32, 2), (16, 16, 1)]
     return [(128, 64, 4)] * (width <= 96 and not shape.softcap) + [(128, 32, 4), (64, 32, 4)]
+
+
+def feature_constants(shape: AttentionShape) -> dict:
+    """What is compiled into the loop over keys, and what not."""
+    return {"CAUSAL": shape.causal, **{name.upper(): name in shape.features for name in FEATURES}}
 
 
 def plan(shape: AttentionShape, device, overrides=None) -> Plan:
@@ -62,8 +69,8 @@ def plan(shape: AttentionShape, device, overrides=None) -> Plan:
                           f"block_m={block_m}, block_n={block_n}, warps={warps}; change them")
     constants = {"block_m": block_m, "block_n": block_n, "warps": warps}
     compiled = {
-        "BLOCK_M": block_m, "BLOCK_N": block_n, "WARPS": warps, "HEAD_DIM": shape.d, "CAUSAL": shape.causal,
-        "WINDOW": "window" in shape.features, "SOFTCAP": shape.softcap, "Element": shape.dtype, "SMEM_BYTES": smem,
+        "BLOCK_M": block_m, "BLOCK_N": block_n, "WARPS": warps, "HEAD_DIM": shape.d, "Element": shape.dtype,
+        "SMEM_BYTES": smem, **feature_constants(shape),
         "BLOCKS_PER_SM": 2 if 2 * (smem + 1024) <= device.smem_per_sm else 1,
     }
     grid = (ceil_div(shape.m, block_m), shape.h, shape.b)
@@ -72,27 +79,34 @@ def plan(shape: AttentionShape, device, overrides=None) -> Plan:
 
 def cost(shape: AttentionShape, plan: Plan, lengths=None) -> Cost:
     """Each block reads its rows of Q and every K and V row from its first tile to its last."""
+    return tiles_cost(shape, plan, plan.constants["warps"])
+
+
+def tiles_cost(shape: AttentionShape, plan: Plan, warps: int) -> Cost:
+    """The same of tiles of queries that have `warps` warps each, wherever they are computed."""
     block_m, block_n = plan.constants["block_m"], plan.constants["block_n"]
-    rows_read = 0
+    rows_read, once = 0, 0
     for m0 in range(0, shape.m, block_m):
         last = min(m0 + block_m, shape.m)
         begin, end = shape.keys(m0, last - 1)
         keys = min(shape.n, round_up(end, block_n)) - begin // block_n * block_n
         rows_read += (last - m0) + 2 * keys
+        once += 4 * warps * shape.sinks  # each warp reads the sink
     heads, size = shape.b * shape.h, ELEMENT_BYTES[shape.dtype]
     return Cost(
         flops=4 * heads * shape.visible * shape.d,
-        bytes_loaded=heads * rows_read * shape.d * size,
+        bytes_loaded=heads * (rows_read * shape.d * size + once),
         bytes_stored=heads * shape.m * (shape.d * size + 4),
         launches=plan.launch_count,
     )
 
 
 def score_arguments(shape: AttentionShape, t) -> list:
-    """What makes weights of scores: the softmax's σ, the window, and what scores are multiplied by under a cap."""
+    """What makes weights of scores: the softmax's σ, the window, what a cap multiplies scores by, the sinks."""
     (left, right), scale, cap = shape.reach, t["softmax_scale"], t["softcap"]
     return [("sigma", np.float32(cap if shape.softcap else scale)), ("left", np.int32(left)),
-            ("right", np.int32(right)), ("squash", np.float32(scale / cap if shape.softcap else 0))]
+            ("right", np.int32(right)), ("squash", np.float32(scale / cap if shape.softcap else 0)),
+            ("sinks", t.get("sinks", NOTHING))]
 
 
 def arguments(shape: AttentionShape, plan: Plan, t) -> list:
@@ -106,7 +120,7 @@ def arguments(shape: AttentionShape, plan: Plan, t) -> list:
 ROW = Row(
     name="flash", family="prefill", file="prefill/flash.cu", archs=("sm_80+",),
     dtypes=("float16", "bfloat16"), head_dims=range(8, 257, 8),
-    features=frozenset({"causal", "gqa", "lse", "window", "softcap"}),
+    features=frozenset({"causal", "gqa", "lse", *FEATURES}),
     constants={"block_m": None, "block_n": None, "warps": None},
     choices={"block_m": (64, 128), "block_n": (32, 64, 128), "warps": (4, 8)},
     teaches="Keep the scores on the chip: one pass over the keys with a running maximum and sum.",

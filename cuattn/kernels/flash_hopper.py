@@ -5,6 +5,7 @@ import numpy as np
 
 from cuattn.kernels.base import (
     AttentionShape,
+    Cost,
     Launch,
     Plan,
     Row,
@@ -14,7 +15,7 @@ from cuattn.kernels.base import (
     resolve,
     round_up,
 )
-from cuattn.kernels.flash import cost, score_arguments
+from cuattn.kernels.flash import FEATURES, feature_constants, score_arguments, tiles_cost
 
 FILE = "prefill/flash_hopper.cu"
 PANEL = 64  # columns of a panel: 128 bytes, the widest swizzle
@@ -93,9 +94,9 @@ def plan(shape: AttentionShape, device, overrides=None) -> Plan:
                           f"{device.smem_per_block}; choose smaller block_n or stages")
     turns, pairs = _deal(shape, device, block_m)
     compiled = {
-        "BLOCK_M": block_m, "BLOCK_N": block_n, "STAGES": stages, "HEAD_DIM": shape.d, "CAUSAL": shape.causal,
+        "BLOCK_M": block_m, "BLOCK_N": block_n, "STAGES": stages, "HEAD_DIM": shape.d,
         "Element": shape.dtype, "SMEM_BYTES": smem, "TURNS": chosen["turns"], "O_OVER_Q": o_over_q,
-        "PAIRS": pairs, "WINDOW": "window" in shape.features, "SOFTCAP": shape.softcap,
+        "PAIRS": pairs, **feature_constants(shape),
     }
     grid = (min(turns, device.sms), 1, 1)
     rows = {"q": WARPGROUP_ROWS, "k": block_n, "v": block_n, "o": WARP_ROWS}
@@ -103,6 +104,11 @@ def plan(shape: AttentionShape, device, overrides=None) -> Plan:
     threads = 128 * (block_m // WARPGROUP_ROWS + 1)
     launch = Launch(FILE, "flash_hopper", grid, threads, smem, compiled, maps=maps)
     return Plan((launch,), {**chosen, "block_m": block_m, "block_n": block_n})
+
+
+def cost(shape: AttentionShape, plan: Plan, lengths=None) -> Cost:
+    """As flash, with the warps that multiply."""
+    return tiles_cost(shape, plan, plan.constants["block_m"] // WARP_ROWS)
 
 
 def arguments(shape: AttentionShape, plan: Plan, t) -> list:
@@ -116,7 +122,7 @@ def arguments(shape: AttentionShape, plan: Plan, t) -> list:
 
 ROW = Row(
     name="flash_hopper", family="prefill", file=FILE, archs=("sm_90a",), dtypes=("float16", "bfloat16"),
-    head_dims=range(8, 257, 8), features=frozenset({"causal", "gqa", "lse", "window", "softcap"}),
+    head_dims=range(8, 257, 8), features=frozenset({"causal", "gqa", "lse", *FEATURES}),
     constants={"block_m": None, "block_n": None, "stages": 2, "turns": True},
     choices={"block_m": (128, 192), "block_n": (64, 80, 96, 128, 176), "stages": (2, 3),
              "turns": (False, True)},

@@ -4,7 +4,8 @@
 //                            l = e^{σ(m − m')} l + rowsum P        O = e^{σ(m − m')} O + P V
 //   at the end:              O / l           LSE = σ m + ln l
 //
-// with a SOFTCAP   S = tanh(σ Q Kᵀ / cap), and σ = cap from there on
+// SOFTCAP            S = tanh(σ Q Kᵀ / cap), and σ = cap from there on
+// SINKS              m = sink / σ and l = 1 before the first tile
 //
 // grid    (ceil(M / BLOCK_M), H, B); with a causal mask the longest tiles start first
 // block   WARPS warps; a warp owns BLOCK_M / WARPS query rows and, of these, whole rows of S and O in
@@ -13,6 +14,7 @@
 // bytes   a block reads its Q tile once and every visible row of K and V once, and writes its O tile and LSE
 //         once; of tiles that a WINDOW hides from all its queries, nothing
 #include "prim/sight.cuh"
+#include "prim/sink.cuh"
 #include "prim/softcap.cuh"
 #include "prim/softmax.cuh"
 #include "prim/tile.cuh"
@@ -47,7 +49,7 @@ struct Keys {
 KERNEL(THREADS, BLOCKS_PER_SM)
 flash(const View<const Element, 4> g_q, const View<const Element, 4> g_k, const View<const Element, 4> g_v,
       const View<Element, 4> g_o, const View<float, 3> g_lse, int M, int N, int GROUP, float sigma, int left,
-      int right, float squash) {
+      int right, float squash, const float* g_sinks) {
   Smem& s = dynamic_smem<Smem>();
   const int tile = CAUSAL ? gridDim.x - 1 - blockIdx.x : blockIdx.x, h = blockIdx.y, b = blockIdx.z;
   const int m0 = tile * BLOCK_M, warp_row = warp_id() * WARP_M, rows = min(M - m0, BLOCK_M);
@@ -64,6 +66,7 @@ flash(const View<const Element, 4> g_q, const View<const Element, 4> g_k, const 
   Softmax<WARP_M> softmax;
   const float sigma2 = sigma * LOG2_E;
   r_o.clear();
+  if constexpr (SINKS) begin_with_sink(softmax, g_sinks + h, sigma);
 
 #pragma unroll 1
   for (int j = tiles.first; j < tiles.end; ++j) {

@@ -3,7 +3,7 @@
 //
 //   S = Q Kᵀ    m' = max(m, rowmax S)    P = e^{σ(S − m')}    l = e^{σ(m − m')} l + rowsum P
 //   O = e^{σ(m − m')} O + P V            at the end: O / l and LSE = σ m + ln l
-//   with a SOFTCAP: S = tanh(σ Q Kᵀ / cap), and σ = cap from there on
+//   SOFTCAP: S = tanh(σ Q Kᵀ / cap), and σ = cap from there on; SINKS: m = sink / σ and l = 1 at the start
 //
 // grid    as many blocks as multiprocessors; each takes one tile of queries after the other, see Schedule
 // block   a warpgroup that copies, and CONSUMERS that multiply; each of these owns 64 query rows, with whole
@@ -18,6 +18,7 @@
 // bytes   for a tile of queries: Q once, every visible tile of K and V once, and O and LSE once
 #include "prim/acc.cuh"
 #include "prim/sight.cuh"
+#include "prim/sink.cuh"
 #include "prim/softcap.cuh"
 #include "prim/softmax.cuh"
 #include "prim/stmatrix.cuh"
@@ -302,7 +303,7 @@ KERNEL(THREADS, 1)
 flash_hopper(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
              const __grid_constant__ TensorMap v, const __grid_constant__ TensorMap o,
              const View<float, 3> g_lse, int B, int H, int M, int N, int GROUP, float sigma, int left,
-             int right, float squash) {
+             int right, float squash, const float* g_sinks) {
   Smem& s = dynamic_smem<Smem>();
   const Sizes size{B, H, GROUP, {M, N, left, right}, squash};
   Schedule schedule(size);
@@ -332,6 +333,7 @@ flash_hopper(const __grid_constant__ TensorMap q, const __grid_constant__ Tensor
 #pragma unroll 1
     for (; !schedule.over(); schedule.next()) {
       Consumer consumer(s, size, schedule.work(), turn, used, sigma * LOG2_E);
+      if constexpr (SINKS) begin_with_sink(consumer.softmax, g_sinks + consumer.work.h, sigma);
       mbarrier_wait(s.q_full[group], schedule.taken % 2);
       consumer.run(schedule.last());
       used += consumer.work.tiles;
