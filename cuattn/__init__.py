@@ -8,11 +8,13 @@ from cuattn.machine import Counters, DeviceError, MachineUnavailable, open_machi
 from cuattn.ops import (
     append_kv,
     attention,
+    attention_varlen,
     copy_pages,
     decode,
     merge_states,
     plan_append,
     plan_attention,
+    plan_attention_varlen,
     plan_copy_pages,
     plan_decode,
 )
@@ -21,7 +23,8 @@ from cuattn.probing import plan_probe
 
 __all__ = [
     "CompileError", "CompilerMissing", "ContractError", "Counters", "DeviceError", "MachineUnavailable",
-    "OutOfPages", "PagedKVCache", "Unsupported", "append_kv", "attention", "compare", "copy_pages", "decode",
-    "devices", "from_flashinfer", "kernels", "merge_states", "open_machine", "plan_append", "plan_attention",
-    "plan_copy_pages", "plan_decode", "plan_probe", "reference", "timing", "to_flashinfer",
+    "OutOfPages", "PagedKVCache", "Unsupported", "append_kv", "attention", "attention_varlen", "compare",
+    "copy_pages", "decode", "devices", "from_flashinfer", "kernels", "merge_states", "open_machine",
+    "plan_append", "plan_attention", "plan_attention_varlen", "plan_copy_pages", "plan_decode", "plan_probe",
+    "reference", "timing", "to_flashinfer",
 ]

@@ -101,10 +101,13 @@ class Planned:
         return self.outputs
 
     def cost(self) -> Cost:
-        """The closed forms; for decode they depend on the lengths, which are read back from the device."""
-        lengths = None
-        if self.lengths is not None:
-            lengths = [int(x) for x in self.machine.download(self.lengths)]
+        """The closed forms; where they depend on lengths or offsets, these are read back from the device."""
+        def host(array) -> list[int]:
+            return [int(x) for x in self.machine.download(array)]
+
+        lengths = self.lengths
+        if lengths is not None:
+            lengths = [host(x) for x in lengths] if isinstance(lengths, tuple) else host(lengths)
         return self.row.cost(self.shape, self.plan, lengths)
 
     @property

@@ -20,14 +20,16 @@ from cuattn.reference import (
     key_range,
     rotary_pairs,
     rotate,
+    spans,
     widen,
 )
 from cuattn.uniform import Probe, check_probe, uniform_probe
 from cuattn.verdict import Mismatch, Verdict, array_module, check, distance, index_of
 
 __all__ = [
-    "Mismatch", "Probe", "Verdict", "check", "check_append", "check_attention", "check_copy_pages",
-    "check_decode", "check_probe", "check_rotated", "dense", "sample_rows", "uniform_probe",
+    "Mismatch", "Probe", "Verdict", "check", "check_append", "check_attention", "check_attention_varlen",
+    "check_copy_pages", "check_decode", "check_probe", "check_rotated", "dense", "sample_rows",
+    "uniform_probe",
 ]
 
 # (query, key) pairs up to which every row is checked; beyond, the reference would take more than seconds.
@@ -169,6 +171,24 @@ def check_attention(
     seen = [np.broadcast_to(edge, (b, m)) for edge in key_range(m, k.shape[1], causal, window_size)]
     scale = default_scale(q.shape[3], softmax_scale)
     return _judge(q, lambda i: (k[i], v[i]), seen, o, lse, scale, rounding, sample, seed, softcap, sinks)
+
+
+def check_attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, o, lse=None, **options) -> Verdict:
+    """Judge the output for packed sequences, each by itself: of the worst one, or the first that is wrong.
+
+    Shapes as in `reference.attention_varlen`, the rest as in `check_attention`. Rows of no sequence are not
+    looked at.
+    """
+    _demand("o", o, (*q.shape[:2], v.shape[2]))
+    _demand("lse", lse, (q.shape[1], q.shape[0]), optional=True)
+    worst = Verdict(True, 0.0, 0.0, 0.0, 0.0, (), "there is no sequence")
+    for i, (mine, keys) in enumerate(spans(cu_seqlens_q, cu_seqlens_k)):
+        some_lse = None if lse is None else lse[None, :, mine]
+        verdict = check_attention(q[None, mine], k[None, keys], v[None, keys], o[None, mine], some_lse, **options)
+        if not verdict.ok:
+            return replace(verdict, message=f"sequence {i}: {verdict.message}")
+        worst = max(worst, verdict, key=lambda found: found.max_err)
+    return worst
 
 
 def check_decode(

@@ -155,6 +155,24 @@ def sinks(t: Tensor, h: int) -> None:
     contiguous("sinks", t)
 
 
+def offsets(side: str, values: np.ndarray, total: int, longest: int) -> None:
+    """Values of cu_seqlens_q or cu_seqlens_k, before anything is read through them."""
+    name, values = f"cu_seqlens_{side}", values.astype(np.int64)
+    inside = (values >= 0) & (values <= total)
+    if not inside.all():
+        at = int(np.argmin(inside))
+        raise refuse(f"{name}[{at}]", f"0 to {total}, what the arrays hold", int(values[at]), "mend the offsets")
+    lengths = np.diff(values)
+    if (lengths < 0).any():
+        at = int(np.argmax(lengths < 0)) + 1
+        raise refuse(f"{name}[{at}]", f"at least {values[at - 1]}, the one before", int(values[at]),
+                     "put them in order")
+    if (lengths > longest).any():
+        at = int(lengths.argmax())
+        raise refuse(f"max_seqlen_{side}", f"at least {lengths[at]}, the length of sequence {at}", longest,
+                     "give the longest sequence's length")
+
+
 def layout(name: str | None, q_shape, k_shape) -> str:
     """"bshd" by default; refused where that reading would mean more heads than any model has."""
     if name is None:

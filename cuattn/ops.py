@@ -30,7 +30,7 @@ from cuattn.machine import Tensor
 HALF = ("float16", "bfloat16")
 # What "auto" tries; the last one takes whatever the contract lets in.
 PREFILL, DECODE = ("flash_hopper", "flash"), ("paged_stream", "paged")
-OFFERED = {"window": "window_size", "softcap": "softcap", "sinks": "sinks"}  # `AttentionShape.features` as arguments
+OFFERED = {"window": "window_size", "softcap": "softcap", "sinks": "sinks", "varlen": "cu_seqlens_q"}  # `AttentionShape.features` as arguments
 
 
 def _key(plan, arrays: tuple, options: dict, constants, out) -> tuple | None:
@@ -104,6 +104,47 @@ def _check_options(causal, constants, kernel) -> None:
         raise contract.refuse("kernel", "a kernel's name", type(kernel).__name__, "name one, or 'auto'")
 
 
+def _bound(sinks, **arrays) -> Binding:
+    """The arrays of attention, and the sinks where there are any."""
+    if sinks is not None:
+        contract.rank("sinks", sinks, "H")
+        arrays["sinks"] = sinks
+    return Binding(**arrays)
+
+
+def _check_arrays(binding: Binding, row: Row) -> None:
+    """Dtypes, head dims, heads and alignment of q, k, v, whose batches agree, and of the sinks."""
+    tq, tk, tv = (binding.tensors[name] for name in "qkv")
+    (b, _, h, d), (n, hkv) = tq.shape, tk.shape[1:3]
+    contract.dtype("q", tq, row.dtypes)
+    for name, t in (("k", tk), ("v", tv)):
+        contract.same(f"{name}.dtype", t.dtype, "q", tq.dtype)
+    contract.same("k.shape", tk.shape, "q, for batch and head dim,", (b, n, hkv, d))
+    contract.same("v.shape", tv.shape, "k", tk.shape)
+    contract.heads(h, hkv)
+    contract.head_dim(d, row)
+    for name, t in (("q", tq), ("k", tk), ("v", tv)):
+        contract.vectors(name, t)
+    if "sinks" in binding.tensors:
+        contract.sinks(binding.tensors["sinks"], h)
+
+
+def _shape(binding: Binding, row: Row, b: int, m: int, n: int, scores: dict, varlen: bool = False):
+    """The shape of B sequences of M queries and N keys, or at most as many, and the kernel's numbers.
+
+    `scores`: what becomes of scores, as `plan_attention` takes it.
+    """
+    (h, d), hkv, dtype = binding.tensors["q"].shape[2:], binding.tensors["k"].shape[2], binding.tensors["q"].dtype
+    contract.grid(b, h)
+    causal, window = contract.window(scores["window_size"], bool(scores["causal"]), m, n)
+    scalars = {"softmax_scale": contract.scale(scores["softmax_scale"], d),
+               "softcap": contract.softcap(scores["softcap"])}
+    shape = AttentionShape(b, h, hkv, m, n, d, dtype, causal, window, scalars["softcap"] > 0,
+                           "sinks" in binding.tensors, varlen)
+    _check_features(row, h, hkv, causal, shape.features)
+    return shape, scalars
+
+
 def _check_out(out: Tensor, inputs: dict[str, Tensor]) -> None:
     contract.vectors("out", out)
     contract.writable("out", out)
@@ -161,34 +202,16 @@ def plan_attention(q, k, v, *, causal: bool = False, softmax_scale: float | None
     row = _choose(kernel, "prefill", PREFILL[-1])
     for name, x in (("q", q), ("k", k), ("v", v)):
         contract.rank(name, x, "B, M, H, D" if name == "q" else "B, N, HKV, D")
-    if sinks is not None:
-        contract.rank("sinks", sinks, "H")
     layout = contract.layout(layout, q.shape, k.shape)
-    binding = Binding(q=q, k=k, v=v, **({} if sinks is None else {"sinks": sinks}))
+    binding = _bound(q=q, k=k, v=v, sinks=sinks)
     if layout == "bhsd":
         binding.tensors |= {name: _swap(binding.tensors[name]) for name in "qkv"}
-    tq, tk, tv = (binding.tensors[name] for name in "qkv")
-    b, m, h, d = tq.shape
-    n, hkv = tk.shape[1], tk.shape[2]
-    contract.dtype("q", tq, row.dtypes)
-    for name, t in (("k", tk), ("v", tv)):
-        contract.same(f"{name}.dtype", t.dtype, "q", tq.dtype)
-    contract.same("k.shape", tk.shape, "q, for batch and head dim,", (b, n, hkv, d))
-    contract.same("v.shape", tv.shape, "k", tk.shape)
-    contract.heads(h, hkv)
-    contract.head_dim(d, row)
-    contract.grid(b, h)
-    causal, window = contract.window(window_size, bool(causal), m, n)
-    scalars = {"softmax_scale": contract.scale(softmax_scale, d), "softcap": contract.softcap(softcap)}
-    if sinks is not None:
-        contract.sinks(binding.tensors["sinks"], h)
-    shape = AttentionShape(b, h, hkv, m, n, d, tq.dtype, causal, window, scalars["softcap"] > 0,
-                           sinks is not None)
-    _check_features(row, h, hkv, causal, shape.features)
-    for name, t in (("q", tq), ("k", tk), ("v", tv)):
-        contract.vectors(name, t)
+    b, m, h, _ = binding.tensors["q"].shape
+    _check_arrays(binding, row)
+    scores = {"causal": causal, "softmax_scale": softmax_scale, "window_size": window_size, "softcap": softcap}
+    shape, scalars = _shape(binding, row, b, m, binding.tensors["k"].shape[1], scores)
     inputs = dict(binding.tensors)
-    o = binding.output("o", q.shape, tq.dtype, out)
+    o = binding.output("o", q.shape, shape.dtype, out)
     if layout == "bhsd":
         binding.tensors["o"] = _swap(binding.tensors["o"])
     _check_out(binding.tensors["o"], inputs)
@@ -212,6 +235,100 @@ def attention(q, k, v, *, causal: bool = False, softmax_scale: float | None = No
     arrays = {"q": q, "k": k, "v": v, **({} if sinks is None else {"sinks": sinks})}
     o, lse = _run(plan_attention, tuple(arrays.values()), tuple(arrays), ("o", "lse"), options, constants, out)
     return (o, lse) if return_lse else o
+
+
+def plan_attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, *, max_seqlen_q: int, max_seqlen_k: int,
+                          causal: bool = False, softmax_scale: float | None = None,
+                          window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0, sinks=None,
+                          kernel: str = "auto", constants: dict | None = None, out=None) -> Planned:
+    """Attention of B sequences packed one behind the other, bound to its arrays; `run()` returns (o, lse).
+
+    Parameters
+    ----------
+    q : array, [total_q, H, D]
+        As in `plan_attention`.
+    k, v : array, [total_k, HKV, D]
+    cu_seqlens_q, cu_seqlens_k : int32 array, [B + 1]
+        Sequence b is rows cu_seqlens[b] to cu_seqlens[b + 1] − 1; it may have none. Rows of o and lse that no
+        sequence has are not written. Values on a GPU are checked with CUATTN_CHECK=1 only.
+    max_seqlen_q, max_seqlen_k : int
+        At least the length of the longest sequence; of the queries beyond it nothing is computed.
+    causal, softmax_scale, window_size, softcap, sinks, kernel, constants
+        As in `plan_attention`; M and N are those of the sequence.
+    out : array, [total_q, H, D], optional
+
+    Returns
+    -------
+    Planned
+        Of o, like q, and lse, float32 [H, total_q].
+
+    Raises
+    ------
+    ContractError, Unsupported, MachineUnavailable, CompileError
+    """
+    _check_options(causal, constants, kernel)
+    row = _choose(kernel, "prefill", PREFILL[-1])
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        contract.rank(name, x, "total_q, H, D" if name == "q" else "total_k, HKV, D")
+    for name, x in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
+        contract.rank(name, x, "B + 1")
+    binding = _bound(q=q, k=k, v=v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, sinks=sinks)
+    binding.tensors |= {name: _as_batch(binding.tensors[name]) for name in "qkv"}
+    longest = {"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k}
+    _check_offsets(binding, longest)
+    _check_arrays(binding, row)
+    scores = {"causal": causal, "softmax_scale": softmax_scale, "window_size": window_size, "softcap": softcap}
+    b = binding.tensors["cu_seqlens_q"].shape[0] - 1
+    shape, scalars = _shape(binding, row, b, *(int(x) for x in longest.values()), scores, varlen=True)
+    inputs = dict(binding.tensors)
+    o = binding.output("o", q.shape, shape.dtype, out)
+    lse = binding.output("lse", (shape.h, q.shape[0]), "float32")
+    binding.tensors |= {name: _as_batch(binding.tensors[name]) for name in ("o", "lse")}
+    _check_out(binding.tensors["o"], inputs)
+    names = _offering(shape) if kernel == "auto" and not constants else (row.name,)
+    offsets = tuple(binding.source(f"cu_seqlens_{side}") for side in "qk")
+    return _planned_by_first(names, binding, shape, constants, (o, lse), scalars, lengths=offsets)
+
+
+def attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q: int, max_seqlen_k: int, *,
+                     causal: bool = False, softmax_scale: float | None = None,
+                     window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0, sinks=None,
+                     kernel: str = "auto", constants: dict | None = None, out=None, return_lse: bool = False):
+    """Attention of packed sequences. See `plan_attention_varlen`; the arguments are those of flash-attention.
+
+    Returns
+    -------
+    o, or (o, lse) with `return_lse`.
+    """
+    arrays = {"q": q, "k": k, "v": v, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k,
+              **({} if sinks is None else {"sinks": sinks})}
+    options = {"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k, "causal": causal,
+               "softmax_scale": softmax_scale, "window_size": window_size, "softcap": softcap, "kernel": kernel}
+    o, lse = _run(plan_attention_varlen, tuple(arrays.values()), tuple(arrays), ("o", "lse"), options, constants,
+                  out)
+    return (o, lse) if return_lse else o
+
+
+def _as_batch(t: Tensor) -> Tensor:
+    """A batch of this one."""
+    return Tensor(t.address, (1, *t.shape), (0, *t.strides), t.dtype, t.itemsize, t.array)
+
+
+def _check_offsets(binding: Binding, longest: dict[str, int]) -> None:
+    """Where packed sequences begin and end, and the length of the longest; the values as in `_check_cache`."""
+    t = binding.tensors
+    for side in "qk":
+        name, most = f"cu_seqlens_{side}", longest[f"max_seqlen_{side}"]
+        contract.dtype(name, t[name], ("int32",))
+        contract.contiguous(name, t[name])
+        if t[name].shape == (0,):
+            raise contract.refuse(name, "B + 1 offsets, 0 where there is no sequence", "none", "add the last end")
+        if not isinstance(most, (int, np.integer)) or isinstance(most, bool) or most < 0:
+            raise contract.refuse(f"max_seqlen_{side}", "an int of at least 0", repr(most),
+                                  "give the longest sequence's length")
+        if binding.machine.name == "cpu" or _wants_checks():
+            contract.offsets(side, binding.values(name), t[side].shape[1], int(most))
+    contract.same("cu_seqlens_k.shape", t["cu_seqlens_k"].shape, "cu_seqlens_q", t["cu_seqlens_q"].shape)
 
 
 def _swap(t: Tensor) -> Tensor:

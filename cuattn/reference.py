@@ -6,6 +6,7 @@ is judged against these by `cuattn.compare`.
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import numpy as np
 
@@ -136,6 +137,38 @@ def attention(q, k, v, causal=False, softmax_scale=None, xp=np, window_size=(-1,
             head = q[i, :, j], k[i, :, g], v[i, :, g]  # (M, D), (N, D), (N, DV)
             o[i, :, j], lse[i, j] = attention_rows(*head, end, scale, xp, first, softcap,
                                                   -math.inf if sinks is None else float(sinks[j]))
+    return o, lse
+
+
+def spans(*offsets):
+    """(query slice, key slice) of each packed sequence, from both lists of offsets."""
+    sides = ([slice(int(a), int(b)) for a, b in pairwise(side)] for side in offsets)
+    return list(zip(*sides))
+
+
+def attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, causal=False, softmax_scale=None, xp=np, **scores):
+    """Attention of packed sequences, each by itself.
+
+    Parameters
+    ----------
+    q : (total_q, H, D), k : (total_k, HKV, D), v : (total_k, HKV, DV)
+    cu_seqlens_q, cu_seqlens_k : (B + 1,) int
+        Sequence b has rows cu_seqlens[b] to cu_seqlens[b + 1] − 1.
+    causal, softmax_scale, **scores
+        As in `attention`.
+
+    Returns
+    -------
+    o : (total_q, H, DV) float64
+    lse : (H, total_q) float64
+        NaN, as o, in rows of no sequence.
+    """
+    (total, h, _), dv = q.shape, v.shape[2]
+    o, lse = xp.full((total, h, dv), xp.nan), xp.full((h, total), xp.nan)  # (total_q, H, DV), (H, total_q)
+    for mine, keys in spans(cu_seqlens_q, cu_seqlens_k):
+        one = q[None, mine], k[None, keys], v[None, keys]  # (1, M, H, D), (1, N, HKV, D), (1, N, HKV, DV)
+        some, some_lse = attention(*one, causal, softmax_scale, xp, **scores)
+        o[mine], lse[:, mine] = some[0], some_lse[0]
     return o, lse
 
 

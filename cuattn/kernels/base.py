@@ -6,9 +6,11 @@ repository.
 """
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
 
@@ -41,7 +43,8 @@ class AttentionShape:
 
     `window` is how many keys before and behind its own a query sees, bottom-right aligned; −1 is all of them.
     With `causal` none behind is seen, whatever it says. `softcap`: whether scores are capped; `sinks`:
-    whether each head has an extra logit.
+    whether each head has an extra logit. `varlen`: B sequences are packed, and M and N the longest, for a plan
+    sees no lengths.
     """
 
     b: int
@@ -55,6 +58,7 @@ class AttentionShape:
     window: tuple[int, int] = (-1, -1)
     softcap: bool = False
     sinks: bool = False
+    varlen: bool = False
 
     @property
     def group(self) -> int:
@@ -64,8 +68,17 @@ class AttentionShape:
     @property
     def features(self) -> frozenset[str]:
         """What the shape asks for that a kernel may lack: of `Row.features` those that plans see here."""
-        asked = {"window": self.window != (-1, -1), "softcap": self.softcap, "sinks": self.sinks}
+        asked = {"window": self.window != (-1, -1), "softcap": self.softcap, "sinks": self.sinks,
+                 "varlen": self.varlen}
         return frozenset(name for name, wanted in asked.items() if wanted)
+
+    def sequences(self, offsets=None) -> Counter[AttentionShape]:
+        """Shapes of single sequences and how many have each: all the same, or packed between two lists of offsets,
+        those of queries and of keys."""
+        if not self.varlen:
+            return Counter({replace(self, b=1): self.b})
+        lengths = ([b - a for a, b in pairwise(side)] for side in offsets)
+        return Counter(replace(self, b=1, m=m, n=n) for m, n in zip(*lengths))
 
     @property
     def reach(self) -> tuple[int, int]:
@@ -291,7 +304,7 @@ class Row:
     head_dims : range
         Head dims the kernel computes (padding inside counts as computing).
     features : frozenset of str
-        Among causal, gqa, lse, paged, rope, split, window, softcap, sinks.
+        Among causal, gqa, lse, paged, rope, split, window, softcap, sinks, varlen.
     constants : mapping
         Tunables with their defaults; None lets the plan choose an integer by shape and device.
     choices : mapping
@@ -301,6 +314,8 @@ class Row:
         One sentence: what a reader learns from this kernel.
     plan : callable (shape, device, overrides) -> Plan
     cost : callable (shape, plan, lengths) -> Cost
+        `lengths`: of decode the keys of each sequence; of packed sequences where each begins, and the last ends,
+        among the queries and among the keys; else None.
     arguments : callable (shape, plan, tensors) -> list, one entry a launch, of [(name, value)]
         `tensors` maps names to machine.Tensor; values are Tensor, TileMap or NumPy scalars.
     deterministic : bool

@@ -19,7 +19,7 @@ from cuattn.kernels.base import (
     tile_row,
 )
 
-FEATURES = ("window", "softcap", "sinks")
+FEATURES = ("window", "softcap", "sinks", "varlen")
 NOTHING = np.uint64(0)  # the address of an array that the kernel does not read
 STAGES = 2  # tiles of K and V in shared memory, as in the kernel
 
@@ -33,14 +33,15 @@ def _tiles(shape: AttentionShape) -> list[tuple[int, int, int]]:
     """Candidate (block_m, block_n, warps), the preferred first.
 
     A warp holds its rows of S and O in registers: 32 rows while O is at most 128 wide, 16 beyond. Few queries
-    take the small tile, since rows past M are computed for nothing. Capping scores takes registers too.
+    take the small tile, since rows past M are computed for nothing. Caps and packed sequences take registers too.
     """
     width = round_up(shape.d, MMA_ROWS)
     if shape.m <= 64:
         return [(64, 64, 4), (64, 32, 4), (32, 32, 2), (16, 16, 1)]
     if width > 128:
         return [(128, 64, 8), (64, 32, 4), (32, 32, 2), (16, 16, 1)]
-    return [(128, 64, 4)] * (width <= 96 and not shape.softcap) + [(128, 32, 4), (64, 32, 4)]
+    wide = 0 if shape.softcap else 80 if shape.varlen else 96
+    return [(128, 64, 4)] * (width <= wide) + [(128, 32, 4), (64, 32, 4)]
 
 
 def feature_constants(shape: AttentionShape) -> dict:
@@ -78,35 +79,42 @@ def plan(shape: AttentionShape, device, overrides=None) -> Plan:
 
 
 def cost(shape: AttentionShape, plan: Plan, lengths=None) -> Cost:
-    """Each block reads its rows of Q and every K and V row from its first tile to its last."""
-    return tiles_cost(shape, plan, plan.constants["warps"])
+    """Each block reads its rows of Q and every K and V row from its first tile to its last.
+
+    Of packed sequences it asks at the start where its own lies, and again at the end if there is work.
+    """
+    asked = 16 * plan.constants["warps"] * shape.varlen
+    return tiles_cost(shape, plan, plan.constants["warps"], asked * plan.launches[0].grid[0] * shape.b, asked, lengths)
 
 
-def tiles_cost(shape: AttentionShape, plan: Plan, warps: int) -> Cost:
-    """The same of tiles of queries that have `warps` warps each, wherever they are computed."""
+def tiles_cost(shape: AttentionShape, plan: Plan, warps: int, before: int, asked: int, lengths) -> Cost:
+    """The same of tiles of queries that have `warps` warps each, wherever they are computed.
+
+    `before` and `asked`: bytes of offsets that a head reads once, and each of its tiles.
+    """
     block_m, block_n = plan.constants["block_m"], plan.constants["block_n"]
-    rows_read, once = 0, 0
-    for m0 in range(0, shape.m, block_m):
-        last = min(m0 + block_m, shape.m)
-        begin, end = shape.keys(m0, last - 1)
-        keys = min(shape.n, round_up(end, block_n)) - begin // block_n * block_n
-        rows_read += (last - m0) + 2 * keys
-        once += 4 * warps * shape.sinks  # each warp reads the sink
-    heads, size = shape.b * shape.h, ELEMENT_BYTES[shape.dtype]
+    size, loaded, rows, pairs = ELEMENT_BYTES[shape.dtype], before, 0, 0
+    for one, count in shape.sequences(lengths).items():
+        for m0 in range(0, one.m, block_m):
+            last = min(m0 + block_m, one.m)
+            begin, end = one.keys(m0, last - 1)
+            keys = min(one.n, round_up(end, block_n)) - begin // block_n * block_n
+            loaded += count * ((last - m0 + 2 * keys) * shape.d * size + 4 * warps * shape.sinks + asked)
+        rows, pairs = rows + count * one.m, pairs + count * one.visible
     return Cost(
-        flops=4 * heads * shape.visible * shape.d,
-        bytes_loaded=heads * (rows_read * shape.d * size + once),
-        bytes_stored=heads * shape.m * (shape.d * size + 4),
+        flops=4 * shape.h * pairs * shape.d,
+        bytes_loaded=shape.h * loaded,
+        bytes_stored=shape.h * rows * (shape.d * size + 4),
         launches=plan.launch_count,
     )
 
 
 def score_arguments(shape: AttentionShape, t) -> list:
-    """What makes weights of scores: the softmax's σ, the window, what a cap multiplies scores by, the sinks."""
+    """What makes weights of scores: the softmax's σ, the window, the cap, sinks; and offsets."""
     (left, right), scale, cap = shape.reach, t["softmax_scale"], t["softcap"]
     return [("sigma", np.float32(cap if shape.softcap else scale)), ("left", np.int32(left)),
             ("right", np.int32(right)), ("squash", np.float32(scale / cap if shape.softcap else 0)),
-            ("sinks", t.get("sinks", NOTHING))]
+            *((name, t.get(name, NOTHING)) for name in ("sinks", "cu_seqlens_q", "cu_seqlens_k"))]
 
 
 def arguments(shape: AttentionShape, plan: Plan, t) -> list:

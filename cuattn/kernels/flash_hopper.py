@@ -15,7 +15,7 @@ from cuattn.kernels.base import (
     resolve,
     round_up,
 )
-from cuattn.kernels.flash import FEATURES, feature_constants, score_arguments, tiles_cost
+from cuattn.kernels.flash import feature_constants, score_arguments, tiles_cost
 
 FILE = "prefill/flash_hopper.cu"
 PANEL = 64  # columns of a panel: 128 bytes, the widest swizzle
@@ -108,7 +108,7 @@ def plan(shape: AttentionShape, device, overrides=None) -> Plan:
 
 def cost(shape: AttentionShape, plan: Plan, lengths=None) -> Cost:
     """As flash, with the warps that multiply."""
-    return tiles_cost(shape, plan, plan.constants["block_m"] // WARP_ROWS)
+    return tiles_cost(shape, plan, plan.constants["block_m"] // WARP_ROWS, 0, 0, lengths)
 
 
 def arguments(shape: AttentionShape, plan: Plan, t) -> list:
@@ -122,7 +122,7 @@ def arguments(shape: AttentionShape, plan: Plan, t) -> list:
 
 ROW = Row(
     name="flash_hopper", family="prefill", file=FILE, archs=("sm_90a",), dtypes=("float16", "bfloat16"),
-    head_dims=range(8, 257, 8), features=frozenset({"causal", "gqa", "lse", *FEATURES}),
+    head_dims=range(8, 257, 8), features=frozenset({"causal", "gqa", "lse", "window", "softcap", "sinks"}),
     constants={"block_m": None, "block_n": None, "stages": 2, "turns": True},
     choices={"block_m": (128, 192), "block_n": (64, 80, 96, 128, 176), "stages": (2, 3),
              "turns": (False, True)},

@@ -6,6 +6,7 @@
 //
 // SOFTCAP            S = tanh(σ Q Kᵀ / cap), and σ = cap from there on
 // SINKS              m = sink / σ and l = 1 before the first tile
+// VARLEN             sequences of different M and N, packed
 //
 // grid    (ceil(M / BLOCK_M), H, B); with a causal mask the longest tiles start first
 // block   WARPS warps; a warp owns BLOCK_M / WARPS query rows and, of these, whole rows of S and O in
@@ -13,6 +14,7 @@
 // smem    one tile of Q, STAGES tiles of K and of V: the next tile lands while this one is multiplied
 // bytes   a block reads its Q tile once and every visible row of K and V once, and writes its O tile and LSE
 //         once; of tiles that a WINDOW hides from all its queries, nothing
+#include "prim/packed.cuh"
 #include "prim/sight.cuh"
 #include "prim/sink.cuh"
 #include "prim/softcap.cuh"
@@ -49,16 +51,23 @@ struct Keys {
 KERNEL(THREADS, BLOCKS_PER_SM)
 flash(const View<const Element, 4> g_q, const View<const Element, 4> g_k, const View<const Element, 4> g_v,
       const View<Element, 4> g_o, const View<float, 3> g_lse, int M, int N, int GROUP, float sigma, int left,
-      int right, float squash, const float* g_sinks) {
+      int right, float squash, const float* g_sinks, const int* g_begin_q, const int* g_begin_k) {
   Smem& s = dynamic_smem<Smem>();
-  const int tile = CAUSAL ? gridDim.x - 1 - blockIdx.x : blockIdx.x, h = blockIdx.y, b = blockIdx.z;
-  const int m0 = tile * BLOCK_M, warp_row = warp_id() * WARP_M, rows = min(M - m0, BLOCK_M);
-  const Keys keys{g_k.at(b, 0, h / GROUP), g_v.at(b, 0, h / GROUP), g_k.stride[1], g_v.stride[1], N};
+  const int tile = CAUSAL ? gridDim.x - 1 - blockIdx.x : blockIdx.x, h = blockIdx.y, i = blockIdx.z;
+  const int m0 = tile * BLOCK_M, warp_row = warp_id() * WARP_M;
+  const auto sequence = [&] {
+    return VARLEN ? packed_sequence(g_begin_q, g_begin_k, i) : Sequence{i, 0, 0, M, N};
+  };
+  const Sequence seq = sequence();
+  const int rows = min(seq.M - m0, BLOCK_M);
+  if (VARLEN && rows <= 0) return;
+  const Keys keys{g_k.at(seq.b, seq.k0, h / GROUP), g_v.at(seq.b, seq.k0, h / GROUP), g_k.stride[1],
+                  g_v.stride[1], seq.N};
 
-  const Sight<CAUSAL, WINDOW> sight{M, N, left, right};
+  const Sight<CAUSAL, WINDOW> sight{seq.M, seq.N, left, right};
   const Tiles tiles = sight.tiles<BLOCK_N>(m0, m0 + rows - 1);
 
-  load_tile_async<THREADS>(s.q, g_q.at(b, m0, h), g_q.stride[1], rows, HEAD_DIM, threadIdx.x);
+  load_tile_async<THREADS>(s.q, g_q.at(seq.b, seq.q0 + m0, h), g_q.stride[1], rows, HEAD_DIM, threadIdx.x);
   cp_async_commit();
   if (tiles.first < tiles.end) keys.start_loading(s, tiles.first);
 
@@ -85,18 +94,20 @@ flash(const View<const Element, 4> g_q, const View<const Element, 4> g_k, const 
 
   softmax.finish();
   softmax.normalise(r_o);
+  const Sequence out = sequence();  // NOTE: asked again, because the loop has no registers to keep it in
+  const int rows_out = min(out.M - m0, BLOCK_M);
   cp_async_wait<0>();
   block_sync();  // NOTE: without keys the copy of Q is still in flight, and O takes its place
   store_accumulator<Element>(s.q, warp_row, r_o);
   warp_sync();
-  store_tile<WARP, WARP_M>(g_o.at(b, m0 + warp_row, h), g_o.stride[1], s.q, warp_row, rows - warp_row,
-                           HEAD_DIM, lane_id());
+  store_tile<WARP, WARP_M>(g_o.at(out.b, out.q0 + m0 + warp_row, h), g_o.stride[1], s.q, warp_row,
+                           rows_out - warp_row, HEAD_DIM, lane_id());
 #pragma unroll
   for (int m = 0; m < WARP_M / MMA_M; ++m)
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       int row = warp_row + r_o.row(m, half);
-      if (row < rows && lane_id() % 4 == 0)
-        store_global(g_lse.at(b, h) + m0 + row, softmax.row[m][half].lse(sigma));
+      if (row < rows_out && lane_id() % 4 == 0)
+        store_global(g_lse.at(out.b, h) + out.q0 + m0 + row, softmax.row[m][half].lse(sigma));
     }
 }

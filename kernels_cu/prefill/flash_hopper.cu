@@ -303,7 +303,7 @@ KERNEL(THREADS, 1)
 flash_hopper(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
              const __grid_constant__ TensorMap v, const __grid_constant__ TensorMap o,
              const View<float, 3> g_lse, int B, int H, int M, int N, int GROUP, float sigma, int left,
-             int right, float squash, const float* g_sinks) {
+             int right, float squash, const float* g_sinks, const int* g_begin_q, const int* g_begin_k) {
   Smem& s = dynamic_smem<Smem>();
   const Sizes size{B, H, GROUP, {M, N, left, right}, squash};
   Schedule schedule(size);
