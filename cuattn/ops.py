@@ -129,7 +129,7 @@ def _check_arrays(binding: Binding, row: Row) -> None:
         contract.sinks(binding.tensors["sinks"], h)
 
 
-def _shape(binding: Binding, row: Row, b: int, m: int, n: int, scores: dict, varlen: bool = False):
+def _shape(binding: Binding, row: Row, b: int, m: int, n: int, scores: dict, packed=None):
     """The shape of B sequences of M queries and N keys, or at most as many, and the kernel's numbers.
 
     `scores`: what becomes of scores, as `plan_attention` takes it.
@@ -140,7 +140,7 @@ def _shape(binding: Binding, row: Row, b: int, m: int, n: int, scores: dict, var
     scalars = {"softmax_scale": contract.scale(scores["softmax_scale"], d),
                "softcap": contract.softcap(scores["softcap"])}
     shape = AttentionShape(b, h, hkv, m, n, d, dtype, causal, window, scalars["softcap"] > 0,
-                           "sinks" in binding.tensors, varlen)
+                           "sinks" in binding.tensors, packed)
     _check_features(row, h, hkv, causal, shape.features)
     return shape, scalars
 
@@ -279,7 +279,8 @@ def plan_attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, *, max_seqlen_q: 
     _check_arrays(binding, row)
     scores = {"causal": causal, "softmax_scale": softmax_scale, "window_size": window_size, "softcap": softcap}
     b = binding.tensors["cu_seqlens_q"].shape[0] - 1
-    shape, scalars = _shape(binding, row, b, *(int(x) for x in longest.values()), scores, varlen=True)
+    shape, scalars = _shape(binding, row, b, *(int(x) for x in longest.values()), scores,
+                            packed=(q.shape[0], k.shape[0]))
     inputs = dict(binding.tensors)
     o = binding.output("o", q.shape, shape.dtype, out)
     lse = binding.output("lse", (shape.h, q.shape[0]), "float32")

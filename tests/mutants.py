@@ -239,6 +239,20 @@ def _prefill(machine, row, constants, rng) -> Iterator[Case]:
         o, lse = planned.outputs
         yield Case(planned.run, {"o": o, "lse": lse}, lambda: cuattn.compare.check_attention(
             q, k, v, o, lse, causal=causal, rounding=planned.plan.rounding))
+    if "varlen" in row.features:
+        yield _packed(machine, row, constants, rng)
+
+
+def _packed(machine, row, constants, rng) -> Case:
+    """Packed sequences; one has no queries, and keys and values that its neighbour's tiles must not take in."""
+    q, k, v = (_upload(machine, rng, rows, 1, DIM) for rows in (160, 245, 245))
+    k[150:180], v[150:180] = np.nan, np.nan
+    arrays = [q, k, v, *(machine.upload(np.array(x, np.int32)) for x in ((0, 70, 70, 160), (0, 150, 180, 245)))]
+    planned = cuattn.plan_attention_varlen(*arrays, max_seqlen_q=90, max_seqlen_k=150, causal=True,
+                                           kernel=row.name, constants=constants)
+    o, lse = planned.outputs
+    return Case(planned.run, {"o": o, "lse": lse}, lambda: cuattn.compare.check_attention_varlen(
+        *arrays, o, lse, causal=True, rounding=planned.plan.rounding))
 
 
 def _decode(machine, row, constants, rng) -> Iterator[Case]:

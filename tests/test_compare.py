@@ -292,6 +292,32 @@ def test_arrays_may_live_on_the_machine(machine, randn, dtype):
     assert compare.check_append(*there(*args, *after)).ok
 
 
+@pytest.mark.parametrize("sample", [False, True])
+def test_what_is_asked_for_is_judged(randn, sample):
+    """A window, a cap and sinks: the right result passes, and without any of them it does not."""
+    q, k, v = randn(1, 400, 2, 16), randn(1, 500, 1, 16), randn(1, 500, 1, 16)
+    asked = {"window_size": (60, 0), "softcap": 2.0, "sinks": np.array([0.5, 4], "float32")}
+    o, lse = reference.attention(q, k, v, **asked)
+    o, lse = o.astype("float16"), lse.astype("float32")
+    compare.check_attention(q, k, v, o, lse, sample=sample, **asked).raise_if_bad()
+    for name in asked:
+        less = {other: value for other, value in asked.items() if other != name}
+        assert not compare.check_attention(q, k, v, o, lse, sample=sample, **less).ok
+
+
+def test_of_packed_sequences_the_wrong_one_is_named(randn):
+    q, begin = randn(30, 2, 16), [0, 10, 10, 28]
+    o, lse = reference.attention_varlen(q, q, q, begin, begin)
+    o, lse = o.astype("float16"), lse.astype("float32")
+    assert compare.check_attention_varlen(q, q, q, begin, begin, o, lse).raise_if_bad().max_err > 0
+    o[15, 1, 3] += 1
+    verdict = compare.check_attention_varlen(q, q, q, begin, begin, o, lse)
+    assert not verdict.ok and verdict.message.startswith("sequence 2: O: max error") and "m=5, h=1, d=3" in verdict.message
+    assert compare.check_attention_varlen(q, q, q, [0], [0], o, lse).ok
+    with pytest.raises(ValueError, match="lse: expected shape .2, 30., got .30, 2.; pass"):
+        compare.check_attention_varlen(q, q, q, begin, begin, o, lse.T)
+
+
 def test_results_of_another_shape_are_refused(randn):
     q, k = randn(1, 6, 4, 64), randn(1, 9, 2, 64)
     o, lse = reference_results(q, k)

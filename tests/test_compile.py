@@ -63,8 +63,9 @@ def shapes(row, arch):
 
 def featured(row):
     """Shapes with what `AttentionShape.features` may hold, as far as the row offers it: each alone, and all."""
-    asked = {"window": (512, -1), "softcap": True, "sinks": True, "varlen": True}
-    offered = {name: value for name, value in asked.items() if name in row.features}
+    asked = {"window": (512, -1), "softcap": True, "sinks": True, "packed": (5000, 5000)}
+    offered = {name: value for name, value in asked.items()
+               if {"packed": "varlen"}.get(name, name) in row.features}
     for some in [offered, *({name: value} for name, value in offered.items())]:
         for d in (64, 96, 128, 256) if some else ():
             yield AttentionShape(1, 8, 2, 4096, 4096, d, "bfloat16", True, **some)

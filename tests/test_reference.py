@@ -30,6 +30,36 @@ def test_attention_is_the_definition(randn, dtype, m, n, causal):
                 np.testing.assert_allclose(lse[b, h, i], want[1], rtol=1e-12)
 
 
+@pytest.mark.parametrize("window", [(-1, -1), (2, -1), (-1, 1), (1, 1), (0, 0)])
+@pytest.mark.parametrize("cap", [0.0, 0.5])
+@pytest.mark.parametrize("m, n, causal", [(3, 5, False), (5, 3, True), (6, 6, True)])
+def test_windows_caps_and_sinks_are_their_definitions(randn, m, n, causal, window, cap):
+    """The sink as one more key, of score `sinks[h]` and value 0."""
+    q, k, v, sinks = randn(1, m, 2, 8), randn(1, n, 1, 8), randn(1, n, 1, 8), np.array([-0.5, 2.0])
+    o, lse = reference.attention(q, k, v, causal, window_size=window, softcap=cap, sinks=sinks)
+    for h in range(2):
+        for i in range(m):
+            seen = [j for j in range(n) if (not causal or j <= i + n - m)
+                    and (window[0] < 0 or j >= i + n - m - window[0])
+                    and (window[1] < 0 or j <= i + n - m + window[1])]
+            scores = [float(np.dot(q[0, i, h].astype(float), k[0, j, 0].astype(float))) / 8**0.5 for j in seen]
+            scores = [cap * np.tanh(s / cap) for s in scores] if cap else scores
+            total = sum(np.exp(s) for s in [*scores, sinks[h]])
+            want = sum((np.exp(s) * v[0, j, 0].astype(float) for s, j in zip(scores, seen)), np.zeros(8)) / total
+            np.testing.assert_allclose(o[0, i, h], want, rtol=1e-12, atol=1e-14)
+            np.testing.assert_allclose(lse[0, h, i], np.log(total), rtol=1e-12, atol=1e-14)
+
+
+def test_packed_sequences_are_each_their_own(randn):
+    """Rows of no sequence are NaN."""
+    q, k, v = randn(9, 2, 8), randn(7, 1, 8), randn(7, 1, 8)
+    o, lse = reference.attention_varlen(q, k, v, [1, 4, 4, 8], [0, 2, 5, 5], causal=True)
+    want, want_lse = reference.attention(q[None, 1:4], k[None, :2], v[None, :2], causal=True)
+    assert (o[1:4] == want[0]).all() and (lse[:, 1:4] == want_lse[0]).all()
+    assert (o[4:8] == 0).all() and (lse[:, 4:8] == -np.inf).all()
+    assert np.isnan(o[[0, 8]]).all() and np.isnan(lse[:, [0, 8]]).all()
+
+
 @pytest.mark.parametrize("b, m, n", [(0, 3, 4), (2, 0, 4), (2, 3, 0)])
 def test_empty_extents(randn, b, m, n):
     o, lse = reference.attention(randn(b, m, 2, 8), randn(b, n, 2, 8), randn(b, n, 2, 8))

@@ -51,10 +51,21 @@ def _prefill(machine, kernel: str, causal: bool, constants: dict) -> Planned:
     return cuattn.plan_attention(q, k, v, causal=causal, kernel=kernel, constants=constants)
 
 
+def _packed(machine, kernel: str, constants: dict) -> Planned:
+    """Everything at once: packed sequences with a window, a cap and sinks."""
+    arrays = _arrays(machine, (300, 4, 64), (460, 2, 64), (460, 2, 64))
+    offsets = [machine.upload(np.array(x, np.int32)) for x in ([0, 130, 130, 300], [0, 60, 100, 460])]
+    return cuattn.plan_attention_varlen(*arrays, *offsets, max_seqlen_q=170, max_seqlen_k=360, causal=True,
+                                        window_size=(100, -1), softcap=20.0, kernel=kernel, constants=constants,
+                                        sinks=machine.upload(np.array([-1, 0, 1, 2], np.float32)))
+
+
 CASES = {
     "flash": lambda m: _prefill(m, "flash", False, FLASH),
     "flash causal": lambda m: _prefill(m, "flash", True, FLASH),
     "flash_hopper": lambda m: _prefill(m, "flash_hopper", True, {"block_m": 128, "block_n": 64}),
+    "flash packed": lambda m: _packed(m, "flash", FLASH),
+    "flash_hopper packed": lambda m: _packed(m, "flash_hopper", {"block_m": 128, "block_n": 64}),
     "standard": lambda m: _prefill(m, "standard", False, {"head_group": 4}),
     "chunked_unfused": lambda m: _prefill(m, "chunked_unfused", False, CHUNKED),
     "chunked_fused": lambda m: _prefill(m, "chunked_fused", False, FUSED),

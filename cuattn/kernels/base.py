@@ -43,8 +43,8 @@ class AttentionShape:
 
     `window` is how many keys before and behind its own a query sees, bottom-right aligned; −1 is all of them.
     With `causal` none behind is seen, whatever it says. `softcap`: whether scores are capped; `sinks`:
-    whether each head has an extra logit. `varlen`: B sequences are packed, and M and N the longest, for a plan
-    sees no lengths.
+    whether each head has an extra logit. `packed`: B sequences lie in these many rows of queries and of keys,
+    and M and N are the longest, for a plan sees no lengths.
     """
 
     b: int
@@ -58,7 +58,7 @@ class AttentionShape:
     window: tuple[int, int] = (-1, -1)
     softcap: bool = False
     sinks: bool = False
-    varlen: bool = False
+    packed: tuple[int, int] | None = None
 
     @property
     def group(self) -> int:
@@ -69,16 +69,16 @@ class AttentionShape:
     def features(self) -> frozenset[str]:
         """What the shape asks for that a kernel may lack: of `Row.features` those that plans see here."""
         asked = {"window": self.window != (-1, -1), "softcap": self.softcap, "sinks": self.sinks,
-                 "varlen": self.varlen}
+                 "varlen": self.packed is not None}
         return frozenset(name for name, wanted in asked.items() if wanted)
 
     def sequences(self, offsets=None) -> Counter[AttentionShape]:
         """Shapes of single sequences and how many have each: all the same, or packed between two lists of offsets,
         those of queries and of keys."""
-        if not self.varlen:
+        if self.packed is None:
             return Counter({replace(self, b=1): self.b})
         lengths = ([b - a for a, b in pairwise(side)] for side in offsets)
-        return Counter(replace(self, b=1, m=m, n=n) for m, n in zip(*lengths))
+        return Counter(replace(self, b=1, m=m, n=n, packed=None) for m, n in zip(*lengths))
 
     @property
     def reach(self) -> tuple[int, int]:

@@ -40,7 +40,7 @@ def _tiles(shape: AttentionShape) -> list[tuple[int, int, int]]:
         return [(64, 64, 4), (64, 32, 4), (32, 32, 2), (16, 16, 1)]
     if width > 128:
         return [(128, 64, 8), (64, 32, 4), (32, 32, 2), (16, 16, 1)]
-    wide = 0 if shape.softcap else 80 if shape.varlen else 96
+    wide = 0 if shape.softcap else 80 if shape.packed else 96
     return [(128, 64, 4)] * (width <= wide) + [(128, 32, 4), (64, 32, 4)]
 
 
@@ -83,7 +83,7 @@ def cost(shape: AttentionShape, plan: Plan, lengths=None) -> Cost:
 
     Of packed sequences it asks at the start where its own lies, and again at the end if there is work.
     """
-    asked = 16 * plan.constants["warps"] * shape.varlen
+    asked = 16 * plan.constants["warps"] * ("varlen" in shape.features)
     return tiles_cost(shape, plan, plan.constants["warps"], asked * plan.launches[0].grid[0] * shape.b, asked, lengths)
 
 

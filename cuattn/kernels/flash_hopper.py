@@ -1,9 +1,13 @@
 """flash_hopper: copies, products and softmax beside each other on sm_90a (prefill/flash_hopper.cu)."""
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import pairwise
+
 import numpy as np
 
 from cuattn.kernels.base import (
+    ELEMENT_BYTES,
     AttentionShape,
     Cost,
     Launch,
@@ -15,7 +19,7 @@ from cuattn.kernels.base import (
     resolve,
     round_up,
 )
-from cuattn.kernels.flash import feature_constants, score_arguments, tiles_cost
+from cuattn.kernels.flash import FEATURES, feature_constants, score_arguments, tiles_cost
 
 FILE = "prefill/flash_hopper.cu"
 PANEL = 64  # columns of a panel: 128 bytes, the widest swizzle
@@ -48,7 +52,7 @@ def _deal(shape: AttentionShape, device, block_m: int) -> tuple[int, bool]:
     Two that make up for each other, under a causal mask; but none has to where every tile gets a block.
     """
     m_tiles, heads = ceil_div(shape.m, block_m), shape.b * shape.h
-    pairs = shape.causal and m_tiles * heads > device.sms
+    pairs = shape.causal and shape.packed is None and m_tiles * heads > device.sms
     return m_tiles * (ceil_div(heads, 2) if pairs else heads), pairs
 
 
@@ -107,14 +111,35 @@ def plan(shape: AttentionShape, device, overrides=None) -> Plan:
 
 
 def cost(shape: AttentionShape, plan: Plan, lengths=None) -> Cost:
-    """As flash, with the warps that multiply."""
-    return tiles_cost(shape, plan, plan.constants["block_m"] // WARP_ROWS, 0, 0, lengths)
+    """As flash, with the warps that multiply. Whole tiles are copied, also what neighbours have in them.
+
+    Two threads that copy and the warps that multiply ask of each tile where its sequence lies.
+    """
+    warps, packed = plan.constants["block_m"] // WARP_ROWS, shape.packed is not None
+    tiles = ceil_div(shape.m, plan.constants["block_m"]) * shape.b
+    base = tiles_cost(shape, plan, warps, 16 * (2 + warps) * tiles * packed, 0, lengths)
+    rows = _neighbours(shape, plan, lengths) if packed else 0
+    return replace(base, bytes_loaded=base.bytes_loaded + shape.h * rows * shape.d * ELEMENT_BYTES[shape.dtype])
+
+
+def _neighbours(shape: AttentionShape, plan: Plan, offsets) -> int:
+    """Rows of other sequences, or of none, that a head's tiles bring along."""
+    block_m, block_n = plan.constants["block_m"], plan.constants["block_n"]
+    (total_q, total_k), rows = shape.packed, 0
+    for (q0, q1), (k0, k1) in zip(*(pairwise(side) for side in offsets)):
+        one = replace(shape, b=1, m=q1 - q0, n=k1 - k0, packed=None)
+        for m0 in range(0, one.m, block_m):
+            last = min(m0 + block_m, one.m)
+            tail = round_up(one.keys(m0, last - 1)[1], block_n)
+            rows += min(q0 + m0 + block_m, total_q) - (q0 + last)
+            rows += 2 * max(min(k0 + tail, total_k) - k1, 0)
+    return rows
 
 
 def arguments(shape: AttentionShape, plan: Plan, t) -> list:
     maps = plan.launches[0].maps
     return [[
-        *maps.items(), ("lse", t["lse"]), ("B", np.int32(shape.b)), ("H", np.int32(shape.h)),
+        *maps.items(), ("g_o", t["o"]), ("lse", t["lse"]), ("B", np.int32(shape.b)), ("H", np.int32(shape.h)),
         ("M", np.int32(shape.m)), ("N", np.int32(shape.n)), ("GROUP", np.int32(shape.group)),
         *score_arguments(shape, t),
     ]]
@@ -122,7 +147,7 @@ def arguments(shape: AttentionShape, plan: Plan, t) -> list:
 
 ROW = Row(
     name="flash_hopper", family="prefill", file=FILE, archs=("sm_90a",), dtypes=("float16", "bfloat16"),
-    head_dims=range(8, 257, 8), features=frozenset({"causal", "gqa", "lse", "window", "softcap", "sinks"}),
+    head_dims=range(8, 257, 8), features=frozenset({"causal", "gqa", "lse", *FEATURES}),
     constants={"block_m": None, "block_n": None, "stages": 2, "turns": True},
     choices={"block_m": (128, 192), "block_n": (64, 80, 96, 128, 176), "stages": (2, 3),
              "turns": (False, True)},

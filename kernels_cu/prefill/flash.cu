@@ -4,16 +4,18 @@
 //                            l = e^{σ(m − m')} l + rowsum P        O = e^{σ(m − m')} O + P V
 //   at the end:              O / l           LSE = σ m + ln l
 //
-// SOFTCAP            S = tanh(σ Q Kᵀ / cap), and σ = cap from there on
-// SINKS              m = sink / σ and l = 1 before the first tile
-// VARLEN             sequences of different M and N, packed
+// and where they are compiled in
+//   WINDOW    a query sees `left` keys before its own and `right` behind
+//   SOFTCAP   S = tanh(σ Q Kᵀ / cap), and from there on σ = cap
+//   SINKS     m = sink / σ and l = 1 before the first tile
+//   VARLEN    each sequence has an M and N of its own; they lie one behind the other
 //
 // grid    (ceil(M / BLOCK_M), H, B); with a causal mask the longest tiles start first
 // block   WARPS warps; a warp owns BLOCK_M / WARPS query rows and, of these, whole rows of S and O in
 //         registers
 // smem    one tile of Q, STAGES tiles of K and of V: the next tile lands while this one is multiplied
 // bytes   a block reads its Q tile once and every visible row of K and V once, and writes its O tile and LSE
-//         once; of tiles that a WINDOW hides from all its queries, nothing
+//         once; nothing of tiles that all its queries do not see
 #include "prim/packed.cuh"
 #include "prim/sight.cuh"
 #include "prim/sink.cuh"

@@ -3,7 +3,7 @@
 //
 //   S = Q Kᵀ    m' = max(m, rowmax S)    P = e^{σ(S − m')}    l = e^{σ(m − m')} l + rowsum P
 //   O = e^{σ(m − m')} O + P V            at the end: O / l and LSE = σ m + ln l
-//   SOFTCAP: S = tanh(σ Q Kᵀ / cap), and σ = cap from there on; SINKS: m = sink / σ and l = 1 at the start
+//   WINDOW, SOFTCAP, SINKS, VARLEN: as in flash.cu
 //
 // grid    as many blocks as multiprocessors; each takes one tile of queries after the other, see Schedule
 // block   a warpgroup that copies, and CONSUMERS that multiply; each of these owns 64 query rows, with whole
@@ -16,7 +16,10 @@
 // order   keys from the last tile to the first, so that the masked ones come first; while O += P V of one tile
 //         runs, so does S of the next, whose softmax needs neither
 // bytes   for a tile of queries: Q once, every visible tile of K and V once, and O and LSE once
+// VARLEN  copies are of whole tiles, with what lies behind a sequence: keys there are masked, values zeroed, and
+//         rows of O there are left alone by plain stores of those before
 #include "prim/acc.cuh"
+#include "prim/packed.cuh"
 #include "prim/sight.cuh"
 #include "prim/sink.cuh"
 #include "prim/softcap.cuh"
@@ -50,23 +53,26 @@ struct Use {
 };
 
 struct Sizes {
-  int B, H, GROUP;
-  Sight<CAUSAL, WINDOW> sight;
+  int B, H, M, N, GROUP, left, right;
   float squash;
+  const int *g_begin_q, *g_begin_k;
 };
 
 /// A tile of queries, and its keys, whose tiles are taken from the last to the first: number 0 to tiles − 1, of
 /// which those from `whole` to `part` − 1 are seen whole.
 struct Work {
-  int b, h, m0, end, tiles, whole, part;
+  Sequence seq;
+  int h, m0, end, tiles, whole, part;
 
-  METHOD Work(int head, int m_tile, const Sizes& size) : b(head / size.H), h(head % size.H) {
-    m0 = m_tile * BLOCK_M;
-    const Tiles seen = size.sight.tiles<BLOCK_N>(m0, min(m0 + BLOCK_M, size.sight.M) - 1);
+  METHOD Work(const Sequence& seq, int h, int m_tile, const Sizes& size) : seq(seq), h(h), m0(m_tile * BLOCK_M) {
+    const Tiles seen = sight(size).template tiles<BLOCK_N>(m0, min(m0 + BLOCK_M, seq.M) - 1);
     end = seen.end;
     tiles = seen.end - seen.first;
     whole = seen.end - seen.part;
     part = seen.end - seen.whole;
+  }
+  METHOD Sight<CAUSAL, WINDOW> sight(const Sizes& size) const {
+    return {seq.M, seq.N, size.left, size.right};
   }
   /// First key of tile i.
   METHOD int key0(int i) const { return (end - 1 - i) * BLOCK_N; }
@@ -74,31 +80,54 @@ struct Work {
 
 /// Which tiles of queries a block takes: the blocks take turns, head after head, so that keys and values are
 /// still in the L2 cache. With PAIRS, for causal masks, a turn is a long tile of one head and, second, the
-/// short one of the next that makes up for it.
+/// short one of the next that makes up for it. With VARLEN sequences have as many tiles as the longest, and those
+/// past their end are passed over; one thread goes through it `alone`, or a warp.
 struct Schedule {
   const Sizes& size;
+  const bool alone;
   int turn = blockIdx.x, taken = 0;
   bool second = false;
+  Sequence packed;
 
-  METHOD explicit Schedule(const Sizes& size) : size(size) {}
+  METHOD Schedule(const Sizes& size, bool alone) : size(size), alone(alone) { pass_over(); }
 
-  METHOD int m_tiles() const { return ceil_div(size.sight.M, BLOCK_M); }
+  METHOD int m_tiles() const { return ceil_div(size.M, BLOCK_M); }
   METHOD int heads() const { return size.B * size.H; }
   METHOD bool over() const { return turn >= m_tiles() * (PAIRS ? ceil_div(heads(), 2) : heads()); }
   METHOD Work work() const {
     const int head = turn / m_tiles(), at = turn % m_tiles();
-    if (!PAIRS) return Work(head, at, size);
-    return second ? Work(2 * head + 1, at, size) : Work(2 * head, m_tiles() - 1 - at, size);
+    if (!PAIRS) return work_of(head, at);
+    return second ? work_of(2 * head + 1, at) : work_of(2 * head, m_tiles() - 1 - at);
   }
   METHOD void next() {
+    advance();
+    pass_over();
+  }
+  /// Whether there is no other; with VARLEN it may be that there is none and it says no.
+  METHOD bool last() const {
+    Schedule then = *this;
+    then.advance();
+    return then.over();
+  }
+
+ private:
+  METHOD Work work_of(int head, int m_tile) const {
+    const Sequence dense{head / size.H, 0, 0, size.M, size.N};
+    return Work(VARLEN ? packed : dense, head % size.H, m_tile, size);
+  }
+  METHOD void advance() {
     ++taken;
     second = PAIRS && !second && 2 * (turn / m_tiles()) + 1 < heads();
     if (!second) turn += gridDim.x;
   }
-  METHOD bool last() const {
-    Schedule then = *this;
-    then.next();
-    return then.over();
+  METHOD void pass_over() {
+    if constexpr (VARLEN)
+      for (; !over(); turn += gridDim.x) {
+        const int i = turn / m_tiles() / size.H;
+        packed = alone ? packed_sequence_alone(size.g_begin_q, size.g_begin_k, i)
+                       : packed_sequence(size.g_begin_q, size.g_begin_k, i);
+        if (turn % m_tiles() * BLOCK_M < packed.M) return;
+      }
   }
 };
 
@@ -121,7 +150,7 @@ DEVICE void produce_queries(Smem& s, const TensorMap& q, Schedule schedule) {
 #pragma unroll
     for (int g = 0; g < CONSUMERS; ++g) {
       mbarrier_wait(s.q_empty[g], (schedule.taken + 1) % 2);
-      load(s.q[g], q, work.b, work.m0 + g * WGMMA_ROWS, work.h, s.q_full[g]);
+      load(s.q[g], q, work.seq.b, work.seq.q0 + work.m0 + g * WGMMA_ROWS, work.h, s.q_full[g]);
     }
   }
 }
@@ -137,9 +166,9 @@ DEVICE void produce_keys(Smem& s, const TensorMap& k, const TensorMap& v, Schedu
     for (int i = 0; i < work.tiles; ++i) {
       const Use use(used++);
       mbarrier_wait(s.k_empty[use.stage], use.parity ^ 1);
-      load(s.k[use.stage], k, work.b, work.key0(i), kv_head, s.k_full[use.stage]);
+      load(s.k[use.stage], k, work.seq.b, work.seq.k0 + work.key0(i), kv_head, s.k_full[use.stage]);
       mbarrier_wait(s.v_empty[use.stage], use.parity ^ 1);
-      load(s.v[use.stage], v, work.b, work.key0(i), kv_head, s.v_full[use.stage]);
+      load(s.v[use.stage], v, work.seq.b, work.seq.k0 + work.key0(i), kv_head, s.v_full[use.stage]);
     }
   }
 }
@@ -221,7 +250,19 @@ struct Consumer {
     if constexpr (SOFTCAP) cap_scores(r_s, size.squash);
   }
   METHOD void mask(int i) {
-    size.sight.mask(r_s, work.m0 + turn.group * WGMMA_ROWS, work.key0(i));
+    work.sight(size).mask(r_s, work.m0 + turn.group * WGMMA_ROWS, work.key0(i));
+  }
+  /// Zeroes what a tile has behind the sequence's last value: 0 · NaN of a neighbour is NaN.
+  METHOD void clear_neighbours(int i) {
+    const int rows = work.seq.N - work.key0(i);
+    if (rows >= BLOCK_N) return;
+    const Use use = use_of(i);
+    mbarrier_wait(s.v_full[use.stage], use.parity);
+    constexpr int PER_ROW = D_PAD / 8;
+    for (int at = rows * PER_ROW + threadIdx.x - WARPGROUP; at < BLOCK_N * PER_ROW; at += CONSUMERS * WARPGROUP)
+      store_shared(reinterpret_cast<Vec16*>(s.v[use.stage].at(at / PER_ROW, at % PER_ROW * 8)), Vec16{});
+    fence_proxy_async();
+    named_sync(1 + 2 * CONSUMERS, CONSUMERS * WARPGROUP);
   }
   METHOD void finish_output(int i) {
     wgmma_wait<0>(r_o, r_p);
@@ -239,6 +280,7 @@ struct Consumer {
     mask(i);
     softmax.update(r_s, r_o, sigma2);
     r_p.template round<Element>(r_s);
+    if (VARLEN && i == 0) clear_neighbours(i);
   }
   /// The same of a tile that every row sees, beside O += P V of the tile before.
   METHOD void step(int i, bool last) {
@@ -275,9 +317,9 @@ struct Consumer {
   }
 };
 
-/// Lays a warp's 16 rows into shared memory and starts to store them.
+/// Lays a warp's 16 rows into shared memory and starts to store them; its warpgroup's begin at `g_row0`.
 template <class Acc>
-DEVICE void start_store(QTile& s_tile, Acc& r_o, const TensorMap& o, const Work& work, int row0) {
+DEVICE void start_store(QTile& s_tile, Acc& r_o, const TensorMap& o, int b, int g_row0, int h) {
   const int warp_row0 = warp_in_group() * MMA_M, lane = computed_anew(lane_id());
   const int row = warp_row0 + lane % MMA_M, col = lane / MMA_M * MMA_N;
 #pragma unroll
@@ -292,7 +334,7 @@ DEVICE void start_store(QTile& s_tile, Acc& r_o, const TensorMap& o, const Work&
   if (elect_one()) {
 #pragma unroll
     for (int i = 0; i < QTile::PANELS; ++i) {
-      const int at[] = {i * PANEL_COLS, work.h, row0 + warp_row0, work.b};
+      const int at[] = {i * PANEL_COLS, h, g_row0 + warp_row0, b};
       tma_store(o, at, s_tile.panel(i) + warp_row0 * PANEL_COLS);
     }
     bulk_commit();
@@ -302,11 +344,11 @@ DEVICE void start_store(QTile& s_tile, Acc& r_o, const TensorMap& o, const Work&
 KERNEL(THREADS, 1)
 flash_hopper(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
              const __grid_constant__ TensorMap v, const __grid_constant__ TensorMap o,
-             const View<float, 3> g_lse, int B, int H, int M, int N, int GROUP, float sigma, int left,
-             int right, float squash, const float* g_sinks, const int* g_begin_q, const int* g_begin_k) {
+             const View<Element, 4> g_o, const View<float, 3> g_lse, int B, int H, int M, int N, int GROUP,
+             float sigma, int left, int right, float squash, const float* g_sinks, const int* g_begin_q,
+             const int* g_begin_k) {
   Smem& s = dynamic_smem<Smem>();
-  const Sizes size{B, H, GROUP, {M, N, left, right}, squash};
-  Schedule schedule(size);
+  const Sizes size{B, H, M, N, GROUP, left, right, squash, g_begin_q, g_begin_k};
   if (threadIdx.x == 0) {
 #pragma unroll
     for (int g = 0; g < CONSUMERS; ++g)
@@ -322,12 +364,13 @@ flash_hopper(const __grid_constant__ TensorMap q, const __grid_constant__ Tensor
 
   if (warpgroup_id() == 0) {
     setmaxnreg_dec<PRODUCER_REGISTERS>();
-    if (warp_id() == 0 && elect_one()) produce_keys(s, k, v, schedule);
-    if (warp_id() == 1 && elect_one()) produce_queries(s, q, schedule);
+    if (warp_id() == 0 && elect_one()) produce_keys(s, k, v, Schedule(size, true));
+    if (warp_id() == 1 && elect_one()) produce_queries(s, q, Schedule(size, true));
   } else {
     setmaxnreg_inc<CONSUMER_REGISTERS>();
     const Turn turn{warp_uniform(warpgroup_id() - 1)};
     const int group = turn.group;
+    Schedule schedule(size, false);
     uint32_t used = 0;
     turn.begin();
 #pragma unroll 1
@@ -342,12 +385,16 @@ flash_hopper(const __grid_constant__ TensorMap q, const __grid_constant__ Tensor
       const Work work = schedule.work();
       const int row0 = work.m0 + group * WGMMA_ROWS;
       if (O_OVER_Q) named_sync(1 + CONSUMERS + group, WARPGROUP);  // no warp's product reads the queries
-      start_store(s.o(group), consumer.r_o, o, work, row0);
+      if (VARLEN && row0 + (warp_in_group() + 1) * MMA_M > work.seq.M)  // not over the next sequence's rows
+        store_rows<Element>(g_o.at(0, work.seq.q0 + row0, work.h), g_o.stride[1], consumer.r_o,
+                            work.seq.M - row0, HEAD_DIM);
+      else
+        start_store(s.o(group), consumer.r_o, o, work.seq.b, work.seq.q0 + row0, work.h);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int row = consumer.r_o.row(0, half) + row0;
-        if (row < M && lane_id() % 4 == 0)
-          store_global(g_lse.at(work.b, work.h) + row, consumer.softmax.row[0][half].lse(sigma));
+        if (row < work.seq.M && lane_id() % 4 == 0)
+          store_global(g_lse.at(work.seq.b, work.h) + work.seq.q0 + row, consumer.softmax.row[0][half].lse(sigma));
       }
       if (elect_one()) {
         bulk_wait_read<0>();
