@@ -102,6 +102,13 @@ def head_dim(d: int, row) -> None:
                      "pad q, k and v with zeros")
 
 
+def value_dim(dv: int, d: int, row) -> None:
+    """Rows of V may be shorter than those of K."""
+    if dv not in row.head_dims or dv > d:
+        raise refuse("v", f"a head dim that is a multiple of {row.head_dims.step} up to k's {d}", dv,
+                     "pad v, or q and k, with zeros")
+
+
 def heads(h: int, hkv: int) -> None:
     if hkv == 0 and h == 0:
         return

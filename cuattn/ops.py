@@ -30,7 +30,7 @@ from cuattn.machine import Tensor
 HALF = ("float16", "bfloat16")
 # What "auto" tries; the last one takes whatever the contract lets in.
 PREFILL, DECODE = ("flash_hopper", "flash"), ("paged_stream", "paged")
-OFFERED = {"window": "window_size", "softcap": "softcap", "sinks": "sinks", "varlen": "cu_seqlens_q"}  # `AttentionShape.features` as arguments
+OFFERED = {"window": "window_size", "softcap": "softcap", "sinks": "sinks", "varlen": "cu_seqlens_q", "dv": "a head dim of v that is not k's"}  # `AttentionShape.features` as arguments
 
 
 def _key(plan, arrays: tuple, options: dict, constants, out) -> tuple | None:
@@ -120,9 +120,10 @@ def _check_arrays(binding: Binding, row: Row) -> None:
     for name, t in (("k", tk), ("v", tv)):
         contract.same(f"{name}.dtype", t.dtype, "q", tq.dtype)
     contract.same("k.shape", tk.shape, "q, for batch and head dim,", (b, n, hkv, d))
-    contract.same("v.shape", tv.shape, "k", tk.shape)
+    contract.same("v.shape", tv.shape, "k", (*tk.shape[:-1], tv.shape[-1]))
     contract.heads(h, hkv)
     contract.head_dim(d, row)
+    contract.value_dim(tv.shape[-1], d, row)
     for name, t in (("q", tq), ("k", tk), ("v", tv)):
         contract.vectors(name, t)
     if "sinks" in binding.tensors:
@@ -134,13 +135,14 @@ def _shape(binding: Binding, row: Row, b: int, m: int, n: int, scores: dict, pac
 
     `scores`: what becomes of scores, as `plan_attention` takes it.
     """
-    (h, d), hkv, dtype = binding.tensors["q"].shape[2:], binding.tensors["k"].shape[2], binding.tensors["q"].dtype
+    tq, tk, tv = (binding.tensors[name] for name in "qkv")
+    (h, d), hkv, dv = tq.shape[2:], tk.shape[2], tv.shape[3]
     contract.grid(b, h)
     causal, window = contract.window(scores["window_size"], bool(scores["causal"]), m, n)
     scalars = {"softmax_scale": contract.scale(scores["softmax_scale"], d),
                "softcap": contract.softcap(scores["softcap"])}
-    shape = AttentionShape(b, h, hkv, m, n, d, dtype, causal, window, scalars["softcap"] > 0,
-                           "sinks" in binding.tensors, packed)
+    shape = AttentionShape(b, h, hkv, m, n, d, tq.dtype, causal, window, scalars["softcap"] > 0,
+                           "sinks" in binding.tensors, packed, None if dv == d else dv)
     _check_features(row, h, hkv, causal, shape.features)
     return shape, scalars
 
@@ -163,7 +165,8 @@ def plan_attention(q, k, v, *, causal: bool = False, softmax_scale: float | None
         float16 or bfloat16; D a multiple of 8, at most 256; rows contiguous and 16-byte aligned, other
         strides free.
     k, v : array, [B, N, HKV, D]
-        Same dtype; query head h reads KV head h // (H / HKV).
+        Same dtype; query head h reads KV head h // (H / HKV). V and O may have a head dim DV of their own, a
+        multiple of 8 below D.
     causal : bool
         Bottom-right aligned: query m sees keys up to m + N − M.
     softmax_scale : float, optional
@@ -211,7 +214,7 @@ def plan_attention(q, k, v, *, causal: bool = False, softmax_scale: float | None
     scores = {"causal": causal, "softmax_scale": softmax_scale, "window_size": window_size, "softcap": softcap}
     shape, scalars = _shape(binding, row, b, m, binding.tensors["k"].shape[1], scores)
     inputs = dict(binding.tensors)
-    o = binding.output("o", q.shape, shape.dtype, out)
+    o = binding.output("o", (*q.shape[:-1], shape.value_dim), shape.dtype, out)
     if layout == "bhsd":
         binding.tensors["o"] = _swap(binding.tensors["o"])
     _check_out(binding.tensors["o"], inputs)
@@ -282,7 +285,7 @@ def plan_attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, *, max_seqlen_q: 
     shape, scalars = _shape(binding, row, b, *(int(x) for x in longest.values()), scores,
                             packed=(q.shape[0], k.shape[0]))
     inputs = dict(binding.tensors)
-    o = binding.output("o", q.shape, shape.dtype, out)
+    o = binding.output("o", (*q.shape[:-1], shape.value_dim), shape.dtype, out)
     lse = binding.output("lse", (shape.h, q.shape[0]), "float32")
     binding.tensors |= {name: _as_batch(binding.tensors[name]) for name in ("o", "lse")}
     _check_out(binding.tensors["o"], inputs)

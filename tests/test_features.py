@@ -370,6 +370,39 @@ def test_packed_results_go_where_they_are_wanted(randn):
     np.testing.assert_allclose(lse, want_lse, atol=1e-5)
 
 
+# --- values of another head dim
+
+
+@offering("dv")
+@pytest.mark.parametrize("d, dv", [(192, 128), (72, 8), (64, 40), (256, 136)])
+def test_values_of_another_head_dim(machine, randn, kernel, d, dv):
+    run(machine, kernel, randn(1, 130, 2, d), randn(1, 150, 1, d), randn(1, 150, 1, dv), causal=True)
+    queries, keys = (70, 3), (50, 90)
+    q, k, _ = qkv(randn, queries, keys, d=d)
+    run_packed(machine, kernel, (q, k, randn(140, 1, dv)), queries, keys, window_size=(20, 0))
+
+
+@offering("dv")
+def test_values_of_another_head_dim_give_equal_bits_under_every_schedule(cpu, randn, kernel):
+    q, k, v = (cpu.upload(randn(1, 150, 2, d)) for d in (136, 136, 64))
+    p = cuattn.plan_attention(q, k, v, causal=True, kernel=kernel, constants=TILES[kernel])
+    o, lse = p.outputs
+    check_schedules(cpu, p.run, {"o": o, "lse": lse})
+
+
+@pytest.mark.parametrize("dv", [72, 12])
+def test_value_dims_that_are_refused(randn, dv):
+    q, v = randn(1, 5, 2, 64), randn(1, 5, 2, dv)
+    with pytest.raises(cuattn.ContractError, match=f"v: expected a head dim that is a multiple of 8 up to k's 64, got {dv}"):
+        cuattn.attention(q, q, v)
+
+
+def test_kernels_that_want_one_head_dim_say_who_does_not(randn):
+    q, v = randn(1, 5, 2, 64), randn(1, 5, 2, 32)
+    with pytest.raises(cuattn.ContractError, match="one that offers a head dim of v that is not k's .flash or"):
+        cuattn.attention(q, q, v, kernel="standard")
+
+
 # --- who offers what
 
 ASKED = {"window": {"window_size": (2, 2)}, "softcap": {"softcap": 30.0},

@@ -44,7 +44,7 @@ class AttentionShape:
     `window` is how many keys before and behind its own a query sees, bottom-right aligned; −1 is all of them.
     With `causal` none behind is seen, whatever it says. `softcap`: whether scores are capped; `sinks`:
     whether each head has an extra logit. `packed`: B sequences lie in these many rows of queries and of keys,
-    and M and N are the longest, for a plan sees no lengths.
+    and M and N are the longest, for a plan sees no lengths. `dv`: the head dim of V and O, where it is not D.
     """
 
     b: int
@@ -59,6 +59,7 @@ class AttentionShape:
     softcap: bool = False
     sinks: bool = False
     packed: tuple[int, int] | None = None
+    dv: int | None = None
 
     @property
     def group(self) -> int:
@@ -66,10 +67,15 @@ class AttentionShape:
         return self.h // max(self.hkv, 1)
 
     @property
+    def value_dim(self) -> int:
+        """Elements of a row of V and of O."""
+        return self.d if self.dv is None else self.dv
+
+    @property
     def features(self) -> frozenset[str]:
         """What the shape asks for that a kernel may lack: of `Row.features` those that plans see here."""
         asked = {"window": self.window != (-1, -1), "softcap": self.softcap, "sinks": self.sinks,
-                 "varlen": self.packed is not None}
+                 "varlen": self.packed is not None, "dv": self.value_dim != self.d}
         return frozenset(name for name, wanted in asked.items() if wanted)
 
     def sequences(self, offsets=None) -> Counter[AttentionShape]:
@@ -304,7 +310,7 @@ class Row:
     head_dims : range
         Head dims the kernel computes (padding inside counts as computing).
     features : frozenset of str
-        Among causal, gqa, lse, paged, rope, split, window, softcap, sinks, varlen.
+        Among causal, gqa, lse, paged, rope, split, window, softcap, sinks, varlen, dv.
     constants : mapping
         Tunables with their defaults; None lets the plan choose an integer by shape and device.
     choices : mapping

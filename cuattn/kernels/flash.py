@@ -24,9 +24,9 @@ NOTHING = np.uint64(0)  # the address of an array that the kernel does not read
 STAGES = 2  # tiles of K and V in shared memory, as in the kernel
 
 
-def smem_bytes(d: int, block_m: int, block_n: int) -> int:
+def smem_bytes(d: int, dv: int, block_m: int, block_n: int) -> int:
     """sizeof(Smem) of the kernel."""
-    return 2 * tile_row(d) * (block_m + 2 * STAGES * block_n)
+    return 2 * (tile_row(d) * (block_m + STAGES * block_n) + tile_row(dv) * STAGES * block_n)
 
 
 def _tiles(shape: AttentionShape) -> list[tuple[int, int, int]]:
@@ -46,7 +46,7 @@ def _tiles(shape: AttentionShape) -> list[tuple[int, int, int]]:
 
 def feature_constants(shape: AttentionShape) -> dict:
     """What is compiled into the loop over keys, and what not."""
-    return {"CAUSAL": shape.causal, **{name.upper(): name in shape.features for name in FEATURES}}
+    return {"HEAD_DIM": shape.d, "VALUE_DIM": shape.value_dim, "CAUSAL": shape.causal, **{name.upper(): name in shape.features for name in FEATURES}}
 
 
 def plan(shape: AttentionShape, device, overrides=None) -> Plan:
@@ -55,7 +55,7 @@ def plan(shape: AttentionShape, device, overrides=None) -> Plan:
     for block_m, block_n, warps in _tiles(shape):
         block_m, block_n = chosen["block_m"] or block_m, chosen["block_n"] or block_n
         warps = chosen["warps"] or warps
-        smem = smem_bytes(shape.d, block_m, block_n)
+        smem = smem_bytes(shape.d, shape.value_dim, block_m, block_n)
         if smem <= device.smem_per_block:
             break
     else:
@@ -70,8 +70,8 @@ def plan(shape: AttentionShape, device, overrides=None) -> Plan:
                           f"block_m={block_m}, block_n={block_n}, warps={warps}; change them")
     constants = {"block_m": block_m, "block_n": block_n, "warps": warps}
     compiled = {
-        "BLOCK_M": block_m, "BLOCK_N": block_n, "WARPS": warps, "HEAD_DIM": shape.d, "Element": shape.dtype,
-        "SMEM_BYTES": smem, **feature_constants(shape),
+        "BLOCK_M": block_m, "BLOCK_N": block_n, "WARPS": warps, "Element": shape.dtype, "SMEM_BYTES": smem,
+        **feature_constants(shape),
         "BLOCKS_PER_SM": 2 if 2 * (smem + 1024) <= device.smem_per_sm else 1,
     }
     grid = (ceil_div(shape.m, block_m), shape.h, shape.b)
@@ -99,12 +99,13 @@ def tiles_cost(shape: AttentionShape, plan: Plan, warps: int, before: int, asked
             last = min(m0 + block_m, one.m)
             begin, end = one.keys(m0, last - 1)
             keys = min(one.n, round_up(end, block_n)) - begin // block_n * block_n
-            loaded += count * ((last - m0 + 2 * keys) * shape.d * size + 4 * warps * shape.sinks + asked)
+            elements = (last - m0 + keys) * shape.d + keys * shape.value_dim
+            loaded += count * (elements * size + 4 * warps * shape.sinks + asked)
         rows, pairs = rows + count * one.m, pairs + count * one.visible
     return Cost(
-        flops=4 * shape.h * pairs * shape.d,
+        flops=2 * shape.h * pairs * (shape.d + shape.value_dim),
         bytes_loaded=shape.h * loaded,
-        bytes_stored=shape.h * rows * (shape.d * size + 4),
+        bytes_stored=shape.h * rows * (shape.value_dim * size + 4),
         launches=plan.launch_count,
     )
 
@@ -128,7 +129,7 @@ def arguments(shape: AttentionShape, plan: Plan, t) -> list:
 ROW = Row(
     name="flash", family="prefill", file="prefill/flash.cu", archs=("sm_80+",),
     dtypes=("float16", "bfloat16"), head_dims=range(8, 257, 8),
-    features=frozenset({"causal", "gqa", "lse", *FEATURES}),
+    features=frozenset({"causal", "gqa", "lse", "dv", *FEATURES}),
     constants={"block_m": None, "block_n": None, "warps": None},
     choices={"block_m": (64, 128), "block_n": (32, 64, 128), "warps": (4, 8)},
     teaches="Keep the scores on the chip: one pass over the keys with a running maximum and sum.",

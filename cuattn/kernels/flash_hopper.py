@@ -29,10 +29,10 @@ SWIZZLE = 128
 WARP_ROWS = 16  # of a warp
 
 
-def smem_bytes(d: int, block_m: int, block_n: int, stages: int, o_over_q: bool) -> int:
+def smem_bytes(d: int, dv: int, block_m: int, block_n: int, stages: int, o_over_q: bool) -> int:
     """sizeof(Smem): the tiles, then the mbarriers."""
-    row, consumers = 2 * round_up(d, PANEL), block_m // WARPGROUP_ROWS
-    tiles = row * ((1 if o_over_q else 2) * block_m + 2 * stages * block_n)
+    (row, row_v), consumers = (2 * round_up(x, PANEL) for x in (d, dv)), block_m // WARPGROUP_ROWS
+    tiles = row * ((1 if o_over_q else 2) * block_m + stages * block_n) + row_v * stages * block_n
     return round_up(tiles + 8 * (2 * consumers + 4 * stages), ALIGNMENT)
 
 
@@ -90,15 +90,16 @@ def plan(shape: AttentionShape, device, overrides=None) -> Plan:
         raise Unsupported("flash_hopper: block_m must be 128 or 192, block_n a multiple of 16 up to 256 and "
                           f"stages at least 1, got block_m={block_m}, block_n={block_n}, stages={stages}; "
                           "change them")
-    o_over_q = smem_bytes(shape.d, block_m, block_n, stages, False) > device.smem_per_block
-    smem = smem_bytes(shape.d, block_m, block_n, stages, o_over_q)
+    sizes = shape.d, shape.value_dim, block_m, block_n, stages
+    o_over_q = smem_bytes(*sizes, False) > device.smem_per_block
+    smem = smem_bytes(*sizes, o_over_q)
     if smem > device.smem_per_block:
         raise Unsupported(f"flash_hopper: {stages} stages of {block_n} keys and {block_m} queries at head "
                           f"dim {shape.d} need {smem} bytes of shared memory, {device.name} grants "
                           f"{device.smem_per_block}; choose smaller block_n or stages")
     turns, pairs = _deal(shape, device, block_m)
     compiled = {
-        "BLOCK_M": block_m, "BLOCK_N": block_n, "STAGES": stages, "HEAD_DIM": shape.d,
+        "BLOCK_M": block_m, "BLOCK_N": block_n, "STAGES": stages,
         "Element": shape.dtype, "SMEM_BYTES": smem, "TURNS": chosen["turns"], "O_OVER_Q": o_over_q,
         "PAIRS": pairs, **feature_constants(shape),
     }
@@ -118,22 +119,22 @@ def cost(shape: AttentionShape, plan: Plan, lengths=None) -> Cost:
     warps, packed = plan.constants["block_m"] // WARP_ROWS, shape.packed is not None
     tiles = ceil_div(shape.m, plan.constants["block_m"]) * shape.b
     base = tiles_cost(shape, plan, warps, 16 * (2 + warps) * tiles * packed, 0, lengths)
-    rows = _neighbours(shape, plan, lengths) if packed else 0
-    return replace(base, bytes_loaded=base.bytes_loaded + shape.h * rows * shape.d * ELEMENT_BYTES[shape.dtype])
+    more = _neighbours(shape, plan, lengths) if packed else 0
+    return replace(base, bytes_loaded=base.bytes_loaded + shape.h * more * ELEMENT_BYTES[shape.dtype])
 
 
 def _neighbours(shape: AttentionShape, plan: Plan, offsets) -> int:
-    """Rows of other sequences, or of none, that a head's tiles bring along."""
+    """Elements of other sequences, or of none, that a head's tiles bring along."""
     block_m, block_n = plan.constants["block_m"], plan.constants["block_n"]
-    (total_q, total_k), rows = shape.packed, 0
+    (total_q, total_k), elements = shape.packed, 0
     for (q0, q1), (k0, k1) in zip(*(pairwise(side) for side in offsets)):
         one = replace(shape, b=1, m=q1 - q0, n=k1 - k0, packed=None)
         for m0 in range(0, one.m, block_m):
             last = min(m0 + block_m, one.m)
             tail = round_up(one.keys(m0, last - 1)[1], block_n)
-            rows += min(q0 + m0 + block_m, total_q) - (q0 + last)
-            rows += 2 * max(min(k0 + tail, total_k) - k1, 0)
-    return rows
+            elements += (min(q0 + m0 + block_m, total_q) - (q0 + last)) * shape.d
+            elements += max(min(k0 + tail, total_k) - k1, 0) * (shape.d + shape.value_dim)
+    return elements
 
 
 def arguments(shape: AttentionShape, plan: Plan, t) -> list:
@@ -147,7 +148,7 @@ def arguments(shape: AttentionShape, plan: Plan, t) -> list:
 
 ROW = Row(
     name="flash_hopper", family="prefill", file=FILE, archs=("sm_90a",), dtypes=("float16", "bfloat16"),
-    head_dims=range(8, 257, 8), features=frozenset({"causal", "gqa", "lse", *FEATURES}),
+    head_dims=range(8, 257, 8), features=frozenset({"causal", "gqa", "lse", "dv", *FEATURES}),
     constants={"block_m": None, "block_n": None, "stages": 2, "turns": True},
     choices={"block_m": (128, 192), "block_n": (64, 80, 96, 128, 176), "stages": (2, 3),
              "turns": (False, True)},

@@ -23,15 +23,18 @@
 #include "prim/softmax.cuh"
 #include "prim/tile.cuh"
 
-constexpr int D_PAD = round_up(HEAD_DIM, MMA_K);
+constexpr int D_PAD = round_up(HEAD_DIM, MMA_K), DV_PAD = round_up(VALUE_DIM, MMA_K);
 constexpr int THREADS = WARPS * WARP, WARP_M = BLOCK_M / WARPS, STAGES = 2;
 
 using QTile = SmemTile<Element, BLOCK_M, D_PAD>;
-using KVTile = SmemTile<Element, BLOCK_N, D_PAD>;
+using KTile = SmemTile<Element, BLOCK_N, D_PAD>;
+using VTile = SmemTile<Element, BLOCK_N, DV_PAD>;
 struct Smem {
   QTile q;
-  KVTile k[STAGES], v[STAGES];
+  KTile k[STAGES];
+  VTile v[STAGES];
 };
+static_assert(DV_PAD <= D_PAD, "O takes the place of Q");
 static_assert(sizeof(Smem) == SMEM_BYTES, "the plan's shared memory must be this struct");
 
 /// One block's view of its keys: tile j is rows j·BLOCK_N… of one KV head.
@@ -44,7 +47,7 @@ struct Keys {
     int key0 = j * BLOCK_N, stage = j % STAGES;
     load_tile_async<THREADS>(s.k[stage], g_k + key0 * stride_k_n, stride_k_n, N - key0, HEAD_DIM,
                              threadIdx.x AT_SITE);
-    load_tile_async<THREADS>(s.v[stage], g_v + key0 * stride_v_n, stride_v_n, N - key0, HEAD_DIM,
+    load_tile_async<THREADS>(s.v[stage], g_v + key0 * stride_v_n, stride_v_n, N - key0, VALUE_DIM,
                              threadIdx.x AT_SITE);
     cp_async_commit(ONLY_AT_SITE);
   }
@@ -73,7 +76,7 @@ flash(const View<const Element, 4> g_q, const View<const Element, 4> g_k, const 
   cp_async_commit();
   if (tiles.first < tiles.end) keys.start_loading(s, tiles.first);
 
-  Accumulator<WARP_M, D_PAD> r_o;
+  Accumulator<WARP_M, DV_PAD> r_o;
   Softmax<WARP_M> softmax;
   const float sigma2 = sigma * LOG2_E;
   r_o.clear();
@@ -103,7 +106,7 @@ flash(const View<const Element, 4> g_q, const View<const Element, 4> g_k, const 
   store_accumulator<Element>(s.q, warp_row, r_o);
   warp_sync();
   store_tile<WARP, WARP_M>(g_o.at(out.b, out.q0 + m0 + warp_row, h), g_o.stride[1], s.q, warp_row,
-                           rows_out - warp_row, HEAD_DIM, lane_id());
+                           rows_out - warp_row, VALUE_DIM, lane_id());
 #pragma unroll
   for (int m = 0; m < WARP_M / MMA_M; ++m)
 #pragma unroll

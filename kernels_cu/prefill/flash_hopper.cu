@@ -29,21 +29,24 @@
 #include "prim/wgmma.cuh"
 
 constexpr int PANEL_COLS = 64;  // of 16 bits: the 128 bytes of a swizzle
-constexpr int D_PAD = round_up(HEAD_DIM, PANEL_COLS);
+constexpr int D_PAD = round_up(HEAD_DIM, PANEL_COLS), DV_PAD = round_up(VALUE_DIM, PANEL_COLS);
 constexpr int CONSUMERS = BLOCK_M / WGMMA_ROWS, THREADS = (CONSUMERS + 1) * WARPGROUP;
 constexpr int PRODUCER_REGISTERS = CONSUMERS == 2 ? 24 : 32, CONSUMER_REGISTERS = CONSUMERS == 2 ? 240 : 160;
 static_assert(CONSUMERS == 2 || CONSUMERS == 3, "as many registers as the block has are to be shared out");
 
 using QTile = SwizzledTile<Element, WGMMA_ROWS, D_PAD>;
-using KVTile = SwizzledTile<Element, BLOCK_N, D_PAD>;
+using KTile = SwizzledTile<Element, BLOCK_N, D_PAD>;
+using VTile = SwizzledTile<Element, BLOCK_N, DV_PAD>;
 struct Smem {
   QTile q[O_OVER_Q ? CONSUMERS : 2 * CONSUMERS];
-  KVTile k[STAGES], v[STAGES];
+  KTile k[STAGES];
+  VTile v[STAGES];
   Mbarrier q_full[CONSUMERS], q_empty[CONSUMERS];
   Mbarrier k_full[STAGES], v_full[STAGES], k_empty[STAGES], v_empty[STAGES];
 
   METHOD QTile& o(int group) { return q[O_OVER_Q ? group : CONSUMERS + group]; }
 };
+static_assert(DV_PAD <= D_PAD, "O takes the place of Q, or has as much");
 static_assert(sizeof(Smem) == SMEM_BYTES, "the plan's shared memory must be this struct");
 
 /// The i-th use of a ring: which stage, and the parity of its phase.
@@ -219,7 +222,7 @@ struct Consumer {
   const Turn turn;
   const uint32_t used;  // tiles of keys before this work's first
   const float sigma2;
-  WarpgroupAccumulator<WGMMA_ROWS, D_PAD> r_o;
+  WarpgroupAccumulator<WGMMA_ROWS, DV_PAD> r_o;
   WarpgroupAccumulator<WGMMA_ROWS, BLOCK_N> r_s;
   WarpgroupFragments<WGMMA_ROWS, BLOCK_N> r_p;
   Softmax<MMA_M, true> softmax;
@@ -258,7 +261,7 @@ struct Consumer {
     if (rows >= BLOCK_N) return;
     const Use use = use_of(i);
     mbarrier_wait(s.v_full[use.stage], use.parity);
-    constexpr int PER_ROW = D_PAD / 8;
+    constexpr int PER_ROW = DV_PAD / 8;
     for (int at = rows * PER_ROW + threadIdx.x - WARPGROUP; at < BLOCK_N * PER_ROW; at += CONSUMERS * WARPGROUP)
       store_shared(reinterpret_cast<Vec16*>(s.v[use.stage].at(at / PER_ROW, at % PER_ROW * 8)), Vec16{});
     fence_proxy_async();
@@ -333,7 +336,7 @@ DEVICE void start_store(QTile& s_tile, Acc& r_o, const TensorMap& o, int b, int 
   warp_sync();
   if (elect_one()) {
 #pragma unroll
-    for (int i = 0; i < QTile::PANELS; ++i) {
+    for (int i = 0; i < DV_PAD / PANEL_COLS; ++i) {
       const int at[] = {i * PANEL_COLS, h, g_row0 + warp_row0, b};
       tma_store(o, at, s_tile.panel(i) + warp_row0 * PANEL_COLS);
     }
@@ -387,7 +390,7 @@ flash_hopper(const __grid_constant__ TensorMap q, const __grid_constant__ Tensor
       if (O_OVER_Q) named_sync(1 + CONSUMERS + group, WARPGROUP);  // no warp's product reads the queries
       if (VARLEN && row0 + (warp_in_group() + 1) * MMA_M > work.seq.M)  // not over the next sequence's rows
         store_rows<Element>(g_o.at(0, work.seq.q0 + row0, work.h), g_o.stride[1], consumer.r_o,
-                            work.seq.M - row0, HEAD_DIM);
+                            work.seq.M - row0, VALUE_DIM);
       else
         start_store(s.o(group), consumer.r_o, o, work.seq.b, work.seq.q0 + row0, work.h);
 #pragma unroll
