@@ -89,7 +89,7 @@ def _heads(x, heads):
 
 
 def _check_finite(o, lse, visible) -> str:
-    """Empty, or what is wrong: values must be finite exactly where a row sees keys, or a sink; `visible` is (B, M)."""
+    """Empty, or what is wrong: values must be finite exactly where a row sees keys; `visible` is (B, M)."""
     xp = array_module(o)
     for i in range(o.shape[0]):
         if not bool(xp.isfinite(widen(o[i], np.float32)).all()):
@@ -135,7 +135,8 @@ def _judge(q, keys, seen, o, lse, scale, rounding, sample, seed, softcap=0.0, si
     )
     if not sample:
         return replace(verdict, check="full")
-    wrong = _check_finite(o, lse, visible if sinks is None else visible + 1) if verdict.ok else ""
+    counted = visible if sinks is None else visible + 1  # a sink is one more
+    wrong = _check_finite(o, lse, counted) if verdict.ok else ""
     return replace(verdict, ok=False, message=wrong) if wrong else verdict
 
 
@@ -183,8 +184,8 @@ def check_attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, o, lse=None, **o
     _demand("lse", lse, (q.shape[1], q.shape[0]), optional=True)
     worst = Verdict(True, 0.0, 0.0, 0.0, 0.0, (), "there is no sequence")
     for i, (mine, keys) in enumerate(spans(cu_seqlens_q, cu_seqlens_k)):
-        some_lse = None if lse is None else lse[None, :, mine]
-        verdict = check_attention(q[None, mine], k[None, keys], v[None, keys], o[None, mine], some_lse, **options)
+        one = q[None, mine], k[None, keys], v[None, keys], o[None, mine]
+        verdict = check_attention(*one, None if lse is None else lse[None, :, mine], **options)
         if not verdict.ok:
             return replace(verdict, message=f"sequence {i}: {verdict.message}")
         worst = max(worst, verdict, key=lambda found: found.max_err)

@@ -150,8 +150,8 @@ def softcap(value) -> float:
     """The bound of the scaled scores, 0 for none; in float32 it must leave room for scale / cap."""
     number = isinstance(value, (int, float, np.floating, np.integer)) and not isinstance(value, bool)
     if not (number and (value == 0 or SMALLEST_CAP <= value <= LARGEST_CAP)):
-        raise refuse("softcap", f"0 for none, or a number from {SMALLEST_CAP:.2g} to {LARGEST_CAP:.2g}", value,
-                     "leave it out for none")
+        raise refuse("softcap", f"0 for none, or a number from {SMALLEST_CAP:.2g} to {LARGEST_CAP:.2g}",
+                     value, "leave it out for none")
     return float(value)
 
 
@@ -168,7 +168,8 @@ def offsets(side: str, values: np.ndarray, total: int, longest: int) -> None:
     inside = (values >= 0) & (values <= total)
     if not inside.all():
         at = int(np.argmin(inside))
-        raise refuse(f"{name}[{at}]", f"0 to {total}, what the arrays hold", int(values[at]), "mend the offsets")
+        raise refuse(f"{name}[{at}]", f"0 to {total}, what the arrays hold", int(values[at]),
+                     "mend the offsets")
     lengths = np.diff(values)
     if (lengths < 0).any():
         at = int(np.argmax(lengths < 0)) + 1

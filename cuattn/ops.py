@@ -30,7 +30,8 @@ from cuattn.machine import Tensor
 HALF = ("float16", "bfloat16")
 # What "auto" tries; the last one takes whatever the contract lets in.
 PREFILL, DECODE = ("flash_hopper", "flash"), ("paged_stream", "paged")
-OFFERED = {"window": "window_size", "softcap": "softcap", "sinks": "sinks", "varlen": "cu_seqlens_q", "dv": "a head dim of v that is not k's"}  # `AttentionShape.features` as arguments
+OFFERED = {"window": "window_size", "softcap": "softcap", "sinks": "sinks", "varlen": "cu_seqlens_q",
+           "dv": "a head dim of v that is not k's"}  # `AttentionShape.features` as arguments
 
 
 def _key(plan, arrays: tuple, options: dict, constants, out) -> tuple | None:
@@ -87,9 +88,10 @@ def _check_features(row: Row, h: int, hkv: int, causal: bool = False, features=f
     if causal and "causal" not in row.features:
         raise contract.refuse("causal", f"False for kernel '{row.name}'", True, "choose another kernel")
     for feature in sorted(features - row.features):
-        offer = " or ".join(sorted(name for name, other in kernels.ROWS.items() if feature in other.features))
-        raise contract.refuse("kernel", f"one that offers {OFFERED[feature]} ({offer})", f"'{row.name}'",
-                              "choose one, or 'auto'")
+        offer = sorted(name for name, other in kernels.ROWS.items()
+                       if other.family == row.family and feature in other.features)
+        raise contract.refuse("kernel", f"one that offers {OFFERED[feature]} ({' or '.join(offer)})",
+                              f"'{row.name}'", "choose one, or 'auto'")
 
 
 def _check_options(causal, constants, kernel) -> None:
@@ -177,8 +179,8 @@ def plan_attention(q, k, v, *, causal: bool = False, softmax_scale: float | None
     softcap : float
         Scaled scores s become softcap · tanh(s / softcap), before the mask; 0 leaves them.
     sinks : float32 array, [H], optional
-        One more logit a head, beside the scaled scores of every row: it counts in the sum of exponentials and in
-        lse, and has no value.
+        One more logit a head, beside the scaled scores of every row: it counts in the sum of exponentials and
+        in lse, and has no value.
     layout : {"bshd", "bhsd"}, optional
         "bhsd" is PyTorch's (B, H, N, D), taken without a copy; "bshd" where nothing is said.
     kernel : str
@@ -211,7 +213,8 @@ def plan_attention(q, k, v, *, causal: bool = False, softmax_scale: float | None
         binding.tensors |= {name: _swap(binding.tensors[name]) for name in "qkv"}
     b, m, h, _ = binding.tensors["q"].shape
     _check_arrays(binding, row)
-    scores = {"causal": causal, "softmax_scale": softmax_scale, "window_size": window_size, "softcap": softcap}
+    scores = {"causal": causal, "softmax_scale": softmax_scale, "window_size": window_size,
+              "softcap": softcap}
     shape, scalars = _shape(binding, row, b, m, binding.tensors["k"].shape[1], scores)
     inputs = dict(binding.tensors)
     o = binding.output("o", (*q.shape[:-1], shape.value_dim), shape.dtype, out)
@@ -236,7 +239,8 @@ def attention(q, k, v, *, causal: bool = False, softmax_scale: float | None = No
     options = {"causal": causal, "softmax_scale": softmax_scale, "window_size": window_size,
                "softcap": softcap, "layout": layout, "kernel": kernel}
     arrays = {"q": q, "k": k, "v": v, **({} if sinks is None else {"sinks": sinks})}
-    o, lse = _run(plan_attention, tuple(arrays.values()), tuple(arrays), ("o", "lse"), options, constants, out)
+    o, lse = _run(plan_attention, tuple(arrays.values()), tuple(arrays), ("o", "lse"), options, constants,
+                  out)
     return (o, lse) if return_lse else o
 
 
@@ -280,7 +284,8 @@ def plan_attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, *, max_seqlen_q: 
     longest = {"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k}
     _check_offsets(binding, longest)
     _check_arrays(binding, row)
-    scores = {"causal": causal, "softmax_scale": softmax_scale, "window_size": window_size, "softcap": softcap}
+    scores = {"causal": causal, "softmax_scale": softmax_scale, "window_size": window_size,
+              "softcap": softcap}
     b = binding.tensors["cu_seqlens_q"].shape[0] - 1
     shape, scalars = _shape(binding, row, b, *(int(x) for x in longest.values()), scores,
                             packed=(q.shape[0], k.shape[0]))
@@ -307,9 +312,10 @@ def attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q: int, max
     arrays = {"q": q, "k": k, "v": v, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k,
               **({} if sinks is None else {"sinks": sinks})}
     options = {"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k, "causal": causal,
-               "softmax_scale": softmax_scale, "window_size": window_size, "softcap": softcap, "kernel": kernel}
-    o, lse = _run(plan_attention_varlen, tuple(arrays.values()), tuple(arrays), ("o", "lse"), options, constants,
-                  out)
+               "softmax_scale": softmax_scale, "window_size": window_size, "softcap": softcap,
+               "kernel": kernel}
+    o, lse = _run(plan_attention_varlen, tuple(arrays.values()), tuple(arrays), ("o", "lse"), options,
+                  constants, out)
     return (o, lse) if return_lse else o
 
 
@@ -319,14 +325,15 @@ def _as_batch(t: Tensor) -> Tensor:
 
 
 def _check_offsets(binding: Binding, longest: dict[str, int]) -> None:
-    """Where packed sequences begin and end, and the length of the longest; the values as in `_check_cache`."""
+    """Where packed sequences begin and end, and the longest's length; the values as in `_check_cache`."""
     t = binding.tensors
     for side in "qk":
         name, most = f"cu_seqlens_{side}", longest[f"max_seqlen_{side}"]
         contract.dtype(name, t[name], ("int32",))
         contract.contiguous(name, t[name])
         if t[name].shape == (0,):
-            raise contract.refuse(name, "B + 1 offsets, 0 where there is no sequence", "none", "add the last end")
+            raise contract.refuse(name, "B + 1 offsets, 0 where there is no sequence", "none",
+                                  "add the last end")
         if not isinstance(most, (int, np.integer)) or isinstance(most, bool) or most < 0:
             raise contract.refuse(f"max_seqlen_{side}", "an int of at least 0", repr(most),
                                   "give the longest sequence's length")

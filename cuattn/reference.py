@@ -33,8 +33,8 @@ def default_scale(d: int, softmax_scale: float | None) -> float:
 def key_range(m: int, n: int, causal: bool, window_size=(-1, -1)) -> tuple[np.ndarray, np.ndarray]:
     """First and one past the last of the N keys that each of the M query rows sees, (M,) int64 each.
 
-    Row m sees key m + N − M, `window_size[0]` before it and `window_size[1]` behind, −1 being all; with `causal`
-    none behind.
+    Row m sees key m + N − M, `window_size[0]` before it and `window_size[1]` behind, −1 being all; with
+    `causal` none behind.
     """
     own, (left, right) = np.arange(m) + (n - m), window_size
     right = 0 if causal else right
@@ -102,7 +102,9 @@ def attention_rows(q, k, v, visible, softmax_scale, xp=np, first=0, softcap=0.0,
     return o, lse
 
 
-def attention(q, k, v, causal=False, softmax_scale=None, xp=np, window_size=(-1, -1), softcap=0.0, sinks=None):
+def attention(
+    q, k, v, causal=False, softmax_scale=None, xp=np, window_size=(-1, -1), softcap=0.0, sinks=None
+):
     """Dense attention, O = softmax(scale · Q Kᵀ) V, one head at a time.
 
     Parameters

@@ -66,7 +66,7 @@ _read: dict[Path, tuple[tuple, File]] = {}
 
 
 def shape_class(shape) -> str | None:
-    """The class of a prefill or decode shape, in words; None for others, as where keys are not plainly masked.
+    """The class of a prefill or decode shape, in words; None for others, and for what has other features.
 
     N of decode is the room of the block table, since a plan sees no lengths.
     """

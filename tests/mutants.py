@@ -244,10 +244,11 @@ def _prefill(machine, row, constants, rng) -> Iterator[Case]:
 
 
 def _packed(machine, row, constants, rng) -> Case:
-    """Packed sequences; one has no queries, and keys and values that its neighbour's tiles must not take in."""
+    """Packed sequences; one has no queries, and NaN for keys and values, beside those of its neighbour."""
     q, k, v = (_upload(machine, rng, rows, 1, DIM) for rows in (160, 245, 245))
     k[150:180], v[150:180] = np.nan, np.nan
-    arrays = [q, k, v, *(machine.upload(np.array(x, np.int32)) for x in ((0, 70, 70, 160), (0, 150, 180, 245)))]
+    offsets = (0, 70, 70, 160), (0, 150, 180, 245)
+    arrays = [q, k, v, *(machine.upload(np.array(x, np.int32)) for x in offsets)]
     planned = cuattn.plan_attention_varlen(*arrays, max_seqlen_q=90, max_seqlen_k=150, causal=True,
                                            kernel=row.name, constants=constants)
     o, lse = planned.outputs

@@ -62,7 +62,7 @@ def shapes(row, arch):
 
 
 def featured(row):
-    """Shapes with what `AttentionShape.features` may hold, as far as the row offers it: each alone, and all."""
+    """Shapes with each of `AttentionShape.features` that the row offers, alone and together."""
     asked = {"window": (512, -1), "softcap": True, "sinks": True, "packed": (5000, 5000), "dv": 64}
     offered = {name: value for name, value in asked.items()
                if {"packed": "varlen"}.get(name, name) in row.features}

@@ -42,10 +42,11 @@ def test_windows_caps_and_sinks_are_their_definitions(randn, m, n, causal, windo
             seen = [j for j in range(n) if (not causal or j <= i + n - m)
                     and (window[0] < 0 or j >= i + n - m - window[0])
                     and (window[1] < 0 or j <= i + n - m + window[1])]
-            scores = [float(np.dot(q[0, i, h].astype(float), k[0, j, 0].astype(float))) / 8**0.5 for j in seen]
+            scores = [q[0, i, h].astype(float) @ k[0, j, 0].astype(float) / 8**0.5 for j in seen]
             scores = [cap * np.tanh(s / cap) for s in scores] if cap else scores
             total = sum(np.exp(s) for s in [*scores, sinks[h]])
-            want = sum((np.exp(s) * v[0, j, 0].astype(float) for s, j in zip(scores, seen)), np.zeros(8)) / total
+            terms = [np.exp(s) * v[0, j, 0].astype(float) for s, j in zip(scores, seen)]
+            want = sum(terms, np.zeros(8)) / total
             np.testing.assert_allclose(o[0, i, h], want, rtol=1e-12, atol=1e-14)
             np.testing.assert_allclose(lse[0, h, i], np.log(total), rtol=1e-12, atol=1e-14)
 

@@ -55,9 +55,10 @@ def _packed(machine, kernel: str, constants: dict) -> Planned:
     """Everything at once: packed sequences with a window, a cap and sinks."""
     arrays = _arrays(machine, (300, 4, 64), (460, 2, 64), (460, 2, 64))
     offsets = [machine.upload(np.array(x, np.int32)) for x in ([0, 130, 130, 300], [0, 60, 100, 460])]
+    sinks = machine.upload(np.array([-1, 0, 1, 2], np.float32))
     return cuattn.plan_attention_varlen(*arrays, *offsets, max_seqlen_q=170, max_seqlen_k=360, causal=True,
-                                        window_size=(100, -1), softcap=20.0, kernel=kernel, constants=constants,
-                                        sinks=machine.upload(np.array([-1, 0, 1, 2], np.float32)))
+                                        window_size=(100, -1), softcap=20.0, sinks=sinks, kernel=kernel,
+                                        constants=constants)
 
 
 CASES = {

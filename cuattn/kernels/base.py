@@ -79,8 +79,10 @@ class AttentionShape:
         return frozenset(name for name, wanted in asked.items() if wanted)
 
     def sequences(self, offsets=None) -> Counter[AttentionShape]:
-        """Shapes of single sequences and how many have each: all the same, or packed between two lists of offsets,
-        those of queries and of keys."""
+        """Shapes of single sequences and how many have each.
+
+        All have the same, or lie between `offsets`, those of queries and those of keys.
+        """
         if self.packed is None:
             return Counter({replace(self, b=1): self.b})
         lengths = ([b - a for a, b in pairwise(side)] for side in offsets)
@@ -320,8 +322,8 @@ class Row:
         One sentence: what a reader learns from this kernel.
     plan : callable (shape, device, overrides) -> Plan
     cost : callable (shape, plan, lengths) -> Cost
-        `lengths`: of decode the keys of each sequence; of packed sequences where each begins, and the last ends,
-        among the queries and among the keys; else None.
+        `lengths`: of decode the keys of each sequence; of packed sequences where each begins, and the last
+        ends, among the queries and among the keys; else None.
     arguments : callable (shape, plan, tensors) -> list, one entry a launch, of [(name, value)]
         `tensors` maps names to machine.Tensor; values are Tensor, TileMap or NumPy scalars.
     deterministic : bool

@@ -33,7 +33,8 @@ def _tiles(shape: AttentionShape) -> list[tuple[int, int, int]]:
     """Candidate (block_m, block_n, warps), the preferred first.
 
     A warp holds its rows of S and O in registers: 32 rows while O is at most 128 wide, 16 beyond. Few queries
-    take the small tile, since rows past M are computed for nothing. Caps and packed sequences take registers too.
+    take the small tile, since rows past M are computed for nothing. Caps and packed sequences take registers
+    too.
     """
     width = round_up(shape.d, MMA_ROWS)
     if shape.m <= 64:
@@ -46,7 +47,8 @@ def _tiles(shape: AttentionShape) -> list[tuple[int, int, int]]:
 
 def feature_constants(shape: AttentionShape) -> dict:
     """What is compiled into the loop over keys, and what not."""
-    return {"HEAD_DIM": shape.d, "VALUE_DIM": shape.value_dim, "CAUSAL": shape.causal, **{name.upper(): name in shape.features for name in FEATURES}}
+    return {"HEAD_DIM": shape.d, "VALUE_DIM": shape.value_dim, "CAUSAL": shape.causal,
+            **{name.upper(): name in shape.features for name in FEATURES}}
 
 
 def plan(shape: AttentionShape, device, overrides=None) -> Plan:
@@ -83,8 +85,9 @@ def cost(shape: AttentionShape, plan: Plan, lengths=None) -> Cost:
 
     Of packed sequences it asks at the start where its own lies, and again at the end if there is work.
     """
-    asked = 16 * plan.constants["warps"] * ("varlen" in shape.features)
-    return tiles_cost(shape, plan, plan.constants["warps"], asked * plan.launches[0].grid[0] * shape.b, asked, lengths)
+    warps, blocks = plan.constants["warps"], plan.launches[0].grid[0] * shape.b
+    asked = 16 * warps * (shape.packed is not None)
+    return tiles_cost(shape, plan, warps, asked * blocks, asked, lengths)
 
 
 def tiles_cost(shape: AttentionShape, plan: Plan, warps: int, before: int, asked: int, lengths) -> Cost:

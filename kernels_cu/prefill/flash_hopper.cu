@@ -16,8 +16,8 @@
 // order   keys from the last tile to the first, so that the masked ones come first; while O += P V of one tile
 //         runs, so does S of the next, whose softmax needs neither
 // bytes   for a tile of queries: Q once, every visible tile of K and V once, and O and LSE once
-// VARLEN  copies are of whole tiles, with what lies behind a sequence: keys there are masked, values zeroed, and
-//         rows of O there are left alone by plain stores of those before
+// VARLEN  copies are of whole tiles, with what lies behind a sequence: keys there are masked, values zeroed,
+//         and rows of O there are left alone by plain stores of those before
 #include "prim/acc.cuh"
 #include "prim/packed.cuh"
 #include "prim/sight.cuh"
@@ -61,13 +61,14 @@ struct Sizes {
   const int *g_begin_q, *g_begin_k;
 };
 
-/// A tile of queries, and its keys, whose tiles are taken from the last to the first: number 0 to tiles − 1, of
-/// which those from `whole` to `part` − 1 are seen whole.
+/// A tile of queries, and its keys, whose tiles are taken from the last to the first: number 0 to tiles − 1,
+/// of which those from `whole` to `part` − 1 are seen whole.
 struct Work {
   Sequence seq;
   int h, m0, end, tiles, whole, part;
 
-  METHOD Work(const Sequence& seq, int h, int m_tile, const Sizes& size) : seq(seq), h(h), m0(m_tile * BLOCK_M) {
+  METHOD Work(const Sequence& seq, int h, int m_tile, const Sizes& size)
+      : seq(seq), h(h), m0(m_tile * BLOCK_M) {
     const Tiles seen = sight(size).template tiles<BLOCK_N>(m0, min(m0 + BLOCK_M, seq.M) - 1);
     end = seen.end;
     tiles = seen.end - seen.first;
@@ -83,8 +84,8 @@ struct Work {
 
 /// Which tiles of queries a block takes: the blocks take turns, head after head, so that keys and values are
 /// still in the L2 cache. With PAIRS, for causal masks, a turn is a long tile of one head and, second, the
-/// short one of the next that makes up for it. With VARLEN sequences have as many tiles as the longest, and those
-/// past their end are passed over; one thread goes through it `alone`, or a warp.
+/// short one of the next that makes up for it. With VARLEN each sequence has as many tiles as the longest,
+/// and those past its end are passed over; one thread goes through it `alone`, or a warp.
 struct Schedule {
   const Sizes& size;
   const bool alone;
@@ -261,11 +262,11 @@ struct Consumer {
     if (rows >= BLOCK_N) return;
     const Use use = use_of(i);
     mbarrier_wait(s.v_full[use.stage], use.parity);
-    constexpr int PER_ROW = DV_PAD / 8;
-    for (int at = rows * PER_ROW + threadIdx.x - WARPGROUP; at < BLOCK_N * PER_ROW; at += CONSUMERS * WARPGROUP)
+    constexpr int PER_ROW = DV_PAD / 8, ALL = CONSUMERS * WARPGROUP;
+    for (int at = rows * PER_ROW + threadIdx.x - WARPGROUP; at < BLOCK_N * PER_ROW; at += ALL)
       store_shared(reinterpret_cast<Vec16*>(s.v[use.stage].at(at / PER_ROW, at % PER_ROW * 8)), Vec16{});
     fence_proxy_async();
-    named_sync(1 + 2 * CONSUMERS, CONSUMERS * WARPGROUP);
+    named_sync(1 + 2 * CONSUMERS, ALL);
   }
   METHOD void finish_output(int i) {
     wgmma_wait<0>(r_o, r_p);
@@ -397,7 +398,8 @@ flash_hopper(const __grid_constant__ TensorMap q, const __grid_constant__ Tensor
       for (int half = 0; half < 2; ++half) {
         const int row = consumer.r_o.row(0, half) + row0;
         if (row < work.seq.M && lane_id() % 4 == 0)
-          store_global(g_lse.at(work.seq.b, work.h) + work.seq.q0 + row, consumer.softmax.row[0][half].lse(sigma));
+          store_global(g_lse.at(work.seq.b, work.h) + work.seq.q0 + row,
+                       consumer.softmax.row[0][half].lse(sigma));
       }
       if (elect_one()) {
         bulk_wait_read<0>();

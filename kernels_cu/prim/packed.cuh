@@ -8,8 +8,8 @@ struct Sequence {
   int b, q0, k0, M, N;
 };
 
-/// Sequence i of packed arrays: where it and the next one begin. All lanes of a warp call it, which reads each
-/// number once.
+/// Sequence i of packed arrays: where it and the next one begin. All lanes of a warp call it, which reads
+/// each number once.
 DEVICE Sequence packed_sequence(const int* g_begin_q, const int* g_begin_k, int i SITE) {
   const int lane = lane_id(), *g = lane < 2 ? g_begin_q : g_begin_k;
   const int begin = lane < 4 ? load_global(g + i + lane % 2 AT_SITE) : 0;

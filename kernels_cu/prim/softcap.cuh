@@ -34,8 +34,9 @@ DEVICE float reciprocal_fast(float x) {
 }
 
 /// tanh x, within 5·10⁻⁷ of itself, as a ratio of polynomials: the coefficients are Eigen's (ptanh).
-/// NOTE: a score's error is that times the score. tanh.approx is off by 2⁻¹¹, at a cap of 50 by 2 % of a weight;
-/// what is made of e^2x loses small x beside 1, and takes two instructions of the unit that exponentials need.
+/// NOTE: a score's error is that times the score. tanh.approx is off by 2⁻¹¹, at a cap of 50 by 2 % of a
+/// weight; what is made of e^2x loses small x beside 1, and takes two instructions of the unit that
+/// exponentials need.
 DEVICE float tanh_ratio(float x) {
   x = max_or_nan(min_or_nan(x, 7.90531110763549805f), -7.90531110763549805f);  // beyond, 1 in float32
   const float y = x * x;
@@ -55,5 +56,7 @@ DEVICE float tanh_ratio(float x) {
 
 /// Scores s become tanh(s · squash), with squash = σ / cap: the softmax then takes `cap` for its σ.
 template <class Acc> DEVICE void cap_scores(Acc& r_s, float squash) {
-  for_pairs(r_s, [&](int, int, float& a, float& b) { a = tanh_ratio(a * squash), b = tanh_ratio(b * squash); });
+  for_pairs(r_s, [&](int, int, float& a, float& b) {
+    a = tanh_ratio(a * squash), b = tanh_ratio(b * squash);
+  });
 }

@@ -1,0 +1,14 @@
+"""The kernels that offer a feature, each with tiles so small that few rows and keys make many."""
+from __future__ import annotations
+
+import pytest
+
+from cuattn.kernels import ROWS
+
+TILES = {"flash": {"block_m": 32, "block_n": 16, "warps": 2}, "flash_hopper": {"block_m": 128, "block_n": 16}}
+
+
+def offering(feature: str):
+    """A test's `kernel`: each prefill kernel whose row names the feature."""
+    return pytest.mark.parametrize("kernel", [name for name, row in ROWS.items()
+                                              if row.family == "prefill" and feature in row.features])
