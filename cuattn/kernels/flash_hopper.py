@@ -44,6 +44,7 @@ TILES = {
     192: ((128, 96, 1.0),),
     256: ((128, 80, 1.0),),
 }
+CAPPED = {**TILES, 128: ((128, 112, 1.0),)}  # fewer scores, so that capping them has registers
 
 
 def _deal(shape: AttentionShape, device, block_m: int) -> tuple[int, bool]:
@@ -75,7 +76,7 @@ def _time(shape: AttentionShape, device, block_m: int, block_n: int, rate: float
 
 def _tiles(shape: AttentionShape, device) -> tuple[int, int]:
     """The block_m and block_n with which a shape takes the least time."""
-    tiles = TILES[round_up(shape.d, PANEL)]
+    tiles = (CAPPED if shape.softcap else TILES)[round_up(shape.d, PANEL)]
     return min(tiles, key=lambda tile: _time(shape, device, *tile))[:2] if len(tiles) > 1 else tiles[0][:2]
 
 
