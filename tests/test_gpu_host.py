@@ -173,11 +173,27 @@ def test_rotated_queries_are_each_calls_own(launches, make):
     assert len(binding.repeats) == 4 and len(launches) == 8
 
 
+@pytest.mark.parametrize("make", [Array, Tensor])
+@pytest.mark.parametrize("kernel, o_at", [("flash", 3), ("flash_hopper", 4)])
+def test_offsets_and_sinks_are_each_calls_own(launches, make, kernel, o_at):
+    """The arguments behind the output's are: lse, …, sinks, cu_seqlens_q, cu_seqlens_k."""
+    for _ in range(3):
+        q, k = make((130, 8, 64), "float16"), make((200, 2, 64), "float16")
+        begin_q, begin_k, sinks = make((4,), "int32"), make((4,), "int32"), make((8,), "float32")
+        o, lse = cuattn.attention_varlen(q, k, k, begin_q, begin_k, 70, 90, causal=True, sinks=sinks,
+                                         kernel=kernel, return_lse=True)
+        assert (o.shape, lse.shape) == ((130, 8, 64), (8, 130))
+        assert [address(a) for a in launches[-1][o_at : o_at + 2]] == [place(x) for x in (o, lse)]
+        assert [address(a) for a in launches[-1][-3:]] == [place(x) for x in (sinks, begin_q, begin_k)]
+    assert len(binding.repeats) == 1 and len(launches) == 3
+
+
 def test_options_are_part_of_the_signature(launches):
     q, k, v = qkv()
-    for options in ({}, {"causal": True}, {"softmax_scale": 0.5}, {"kernel": "standard"}, {}):
+    for options in ({}, {"causal": True}, {"softmax_scale": 0.5}, {"kernel": "standard"},
+                    {"window_size": (5, 0)}, {"window_size": (6, 0)}, {"softcap": 30.0}, {"softcap": 50.0}, {}):
         cuattn.attention(q, k, v, **options)
-    assert len(binding.repeats) == 4
+    assert len(binding.repeats) == 8
 
 
 def test_a_launch_with_an_array_of_its_own_making_is_not_repeated(launches, monkeypatch):
