@@ -65,10 +65,13 @@ def _choose(kernel: str, family: str, default: str) -> Row:
 
 
 def _planned_by_first(names, binding: Binding, *what, **more) -> Planned:
-    """By the first of these kernels that is made for this GPU and takes the arrays; else by the last."""
+    """By the first of these kernels that is made for this GPU and takes the arrays; else by the last.
+
+    The CPU machine, where nothing is faster for being made for a GPU, takes the last.
+    """
     *rows, last = (kernels.ROWS[name] for name in names)
     for row in rows:
-        if row.runs_on(binding.machine.device.arch):
+        if binding.machine.name == "gpu" and row.runs_on(binding.machine.device.arch):
             try:
                 return binding.planned(row, *what, **more)
             except Unsupported:
@@ -412,8 +415,8 @@ def plan_decode(q, k_cache, v_cache, block_table, cache_seqlens, *, softmax_scal
         Keys of each sequence; 0 gives o = 0, lse = −inf. Values on a GPU are checked with CUATTN_CHECK=1
         only.
     softmax_scale, kernel, constants, out
-        As in `plan_attention`; decode kernels. "auto" is paged_stream, whose parts of a sequence depend on the
-        lengths of all, and with constants paged: give it `splits` where a row's bits must not depend on the
+        As in `plan_attention`; decode kernels. "auto" is paged_stream on a GPU, whose parts of a sequence depend
+        on the lengths of all, and elsewhere or with constants paged: give it `splits` where a row's bits must not depend on the
         batch. A call of paged_stream that is not planned beforehand clears its counters first.
 
     Returns

@@ -65,7 +65,7 @@ def played_driver(name: str, out, *words) -> None:
 
 @pytest.fixture
 def launches(monkeypatch):
-    """The argument bytes of every launch, in order; GPU arrays go to a played H200."""
+    """The argument bytes of every launch, and what is cleared, in order; GPU arrays go to a played H200."""
     stream, noted = SimpleNamespace(ptr=7), []
     played = object.__new__(gpu.GpuMachine)
     played.xp = SimpleNamespace(
@@ -75,6 +75,7 @@ def launches(monkeypatch):
     played.index, played.device, played._capturing = 0, CARDS["H200"], False
     function = SimpleNamespace(kernel=SimpleNamespace(ptr=1), max_dynamic_shared_size_bytes=1 << 20)
     played._kernel = lambda path, entry: function
+    monkeypatch.setattr(gpu.GpuMachine, "clear", lambda self, array: noted.append(("clear", place(array))))
     monkeypatch.setattr(gpu.GpuLaunch, "__call__",
                         lambda self: noted.append([bytes(buffer) for buffer in self._buffers]))
     monkeypatch.setattr(gpu_driver, "_call", played_driver)
@@ -82,7 +83,7 @@ def launches(monkeypatch):
     monkeypatch.setattr(binding, "repeats", {})
     monkeypatch.setattr("cuattn.ops.repeats", binding.repeats)
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(
-        float16="float16", float32="float32", is_grad_enabled=lambda: True,
+        float16="float16", float32="float32", int32="int32", is_grad_enabled=lambda: True,
         cuda=SimpleNamespace(current_stream=lambda device: SimpleNamespace(cuda_stream=0)),
     ))
     return noted
@@ -133,11 +134,23 @@ def test_the_scratch_between_two_launches_is_each_calls_own(launches):
     table, lengths = Array((2, 40), "int32"), Array((2,), "int32")
     for call in range(3):
         q = Array((2, 1, 8, 64), "float16")
-        o, lse = cuattn.decode(q, k, v, table, lengths, return_lse=True)
+        o, lse = cuattn.decode(q, k, v, table, lengths, kernel="paged", return_lse=True)
         first, merge = launches[2 * call :]
         assert address(first[0]) == q.data.ptr
         assert (address(first[5]), address(first[6])) == (address(merge[0]), address(merge[1]))
         assert (address(merge[2]), address(merge[3])) == (o.data.ptr, lse.data.ptr)
+
+
+@pytest.mark.parametrize("make", [Array, Tensor])
+def test_counters_are_each_calls_own_and_cleared_before_it(launches, make):
+    k, v = (make((80, 16, 2, 64), "float16") for _ in range(2))
+    table, lengths = make((2, 40), "int32"), make((2,), "int32")
+    for call in range(3):
+        o, lse = cuattn.decode(make((2, 1, 8, 64), "float16"), k, v, table, lengths, return_lse=True)
+        (what, cleared), launch = launches[2 * call :]
+        assert (what, cleared) == ("clear", address(launch[9]))
+        assert (address(launch[5]), address(launch[6])) == (place(o), place(lse))
+    assert len(binding.repeats) == 1 and len(launches) == 6
 
 
 def test_pages_are_copied_within_each_calls_own_pool(launches):

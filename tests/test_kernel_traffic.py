@@ -55,6 +55,8 @@ PINNED = {
         "paged": (128, 6176, 1904, 0, 5120, 0, 29120, 21504, 16256, 0, 512),
         "combine": (1248, 0, 144, 0, 0, 0, 0, 0, 0, 0, 0),
     },
+    # Rows are whole sectors in shared memory too: a third fewer are copied than for `paged`.
+    "paged_stream": {"paged_stream": (644, 74176, 816, 4, 30360, 0, 2654, 1920, 19776, 0, 9728)},
     "append": {"append": (480, 0, 384, 0, 0, 0, 0, 0, 0, 0, 0)},
     "append_rope": {"append_rope_q": (2496, 0, 1152, 0, 0, 0, 0, 0, 0, 0, 0)},
     "copy_pages": {"copy_pages": (2112, 0, 2048, 0, 0, 0, 0, 0, 0, 0, 0)},
