@@ -5,19 +5,9 @@ from cuattn.contract import ContractError
 from cuattn.kernels.base import Unsupported
 from cuattn.kvcache import OutOfPages, PagedKVCache
 from cuattn.machine import Counters, DeviceError, MachineUnavailable, open_machine
-from cuattn.ops import (
-    append_kv,
-    attention,
-    attention_varlen,
-    copy_pages,
-    decode,
-    merge_states,
-    plan_append,
-    plan_attention,
-    plan_attention_varlen,
-    plan_copy_pages,
-    plan_decode,
-)
+from cuattn.ops_attention import attention, attention_varlen, plan_attention, plan_attention_varlen
+from cuattn.ops_merge import merge_states
+from cuattn.ops_paged import append_kv, copy_pages, decode, plan_append, plan_copy_pages, plan_decode
 from cuattn.page_tables import from_flashinfer, to_flashinfer
 from cuattn.probing import plan_probe
 

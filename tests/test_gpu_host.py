@@ -81,7 +81,7 @@ def launches(monkeypatch):
     monkeypatch.setattr(gpu_driver, "_call", played_driver)
     monkeypatch.setitem(machines._open, "gpu", played)
     monkeypatch.setattr(binding, "repeats", {})
-    monkeypatch.setattr("cuattn.ops.repeats", binding.repeats)
+    monkeypatch.setattr("cuattn.dispatch.repeats", binding.repeats)
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(
         float16="float16", float32="float32", int32="int32", is_grad_enabled=lambda: True,
         cuda=SimpleNamespace(current_stream=lambda device: SimpleNamespace(cuda_stream=0)),

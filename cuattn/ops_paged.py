@@ -1,0 +1,337 @@
+"""The operations of a paged cache: attention over it, new rows into it, pages of it copied."""
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from cuattn import contract, dispatch
+from cuattn.binding import Binding, Planned
+from cuattn.kernels.base import AppendShape, DecodeShape, PagesShape, Row
+from cuattn.machine import Tensor
+
+
+def _check_ranks_of_cache(k_cache, v_cache, block_table) -> None:
+    _check_ranks_of_pool(k_cache=k_cache, v_cache=v_cache)
+    contract.rank("block_table", block_table, "B, max_pages")
+
+
+def _check_ranks_of_pool(**caches) -> None:
+    for name, x in caches.items():
+        contract.rank(name, x, "num_pages, page_size, HKV, D")
+
+
+def _check_pool(t: dict[str, Tensor]) -> None:
+    if t["k_cache"].shape[1] == 0:
+        raise contract.refuse("k_cache", "a page size of at least 1", 0,
+                              "check its shape (num_pages, page_size, HKV, D)")
+    contract.same("v_cache.shape", t["v_cache"].shape, "k_cache", t["k_cache"].shape)
+    contract.same("v_cache.dtype", t["v_cache"].dtype, "k_cache", t["k_cache"].dtype)
+    for name in ("k_cache", "v_cache"):
+        contract.vectors(name, t[name])
+
+
+def _check_cache(binding: Binding, more: int = 0) -> None:
+    """Shapes of a cache, its table and lengths; `more` rows are about to be written behind each length.
+
+    Their values too where that costs no synchronisation, or with CUATTN_CHECK=1.
+    """
+    t = binding.tensors
+    b, (pages, page_size) = t["block_table"].shape[0], t["k_cache"].shape[:2]
+    _check_pool(t)
+    contract.same("cache_seqlens.shape", t["cache_seqlens"].shape, "block_table", (b,))
+    for name in ("block_table", "cache_seqlens"):
+        contract.dtype(name, t[name], ("int32",))
+        contract.contiguous(name, t[name])
+    if dispatch.checks_values(binding):
+        table, lengths = (binding.values(name) for name in ("block_table", "cache_seqlens"))
+        contract.page_table(pages, page_size, table, lengths, more)
+
+
+def plan_decode(q, k_cache, v_cache, block_table, cache_seqlens, *, softmax_scale: float | None = None,
+                kernel: str = "auto", constants: dict | None = None, out=None) -> Planned:
+    """Decode over a paged cache, bound to its arrays.
+
+    `run()` returns (o, lse) and follows lengths as they grow.
+
+    Parameters
+    ----------
+    q : array, [B, 1, H, D]
+        One new query a sequence; float16 or bfloat16.
+    k_cache, v_cache : array, [num_pages, page_size, HKV, D]
+        Any page size; views of an interleaved pool are taken as they are.
+    block_table : int32 array, [B, max_pages]
+        Pages of each sequence, in order; entries behind its last page may hold anything.
+    cache_seqlens : int32 array, [B]
+        Keys of each sequence; 0 gives o = 0, lse = −inf. Values on a GPU are checked with CUATTN_CHECK=1
+        only.
+    softmax_scale, kernel, constants, out
+        As in `plan_attention`; decode kernels. "auto" is paged_stream on a GPU, whose parts of a sequence
+        depend on the lengths of all, and elsewhere or with constants paged: give it `splits` where a row's
+        bits must not depend on the batch. A call of paged_stream that is not planned beforehand clears its
+        counters first.
+
+    Returns
+    -------
+    Planned
+        Of o, like q, and lse, float32 [B, H, 1].
+
+    Raises
+    ------
+    ContractError, Unsupported, MachineUnavailable, CompileError
+    """
+    dispatch.check_options(False, constants, kernel)
+    row = dispatch.choose(kernel, "decode", dispatch.DECODE[-1])
+    contract.rank("q", q, "B, 1, H, D")
+    _check_ranks_of_cache(k_cache, v_cache, block_table)
+    binding = Binding(q=q, k_cache=k_cache, v_cache=v_cache, block_table=block_table,
+                      cache_seqlens=cache_seqlens)
+    t = binding.tensors
+    (b, m, h, d), (_, page_size, hkv, _) = t["q"].shape, t["k_cache"].shape
+    if m != 1:
+        raise contract.refuse("q", "one query a sequence, (B, 1, H, D)", tuple(q.shape),
+                              "use attention for several")
+    contract.dtype("q", t["q"], row.dtypes)
+    contract.same("k_cache.dtype", t["k_cache"].dtype, "q", t["q"].dtype)
+    contract.same("k_cache head dim", t["k_cache"].shape[3], "q", d)
+    contract.same("block_table rows", t["block_table"].shape[0], "q", b)
+    contract.heads(h, hkv)
+    contract.head_dim(d, row)
+    contract.grid(b, h)
+    dispatch.check_features(row, h, hkv)
+    contract.vectors("q", t["q"])
+    _check_cache(binding)
+    inputs = dict(t)
+    o = binding.output("o", (b, 1, h, d), t["q"].dtype, out)
+    dispatch.check_out(t["o"], inputs)
+    lse = binding.output("lse", (b, h, 1), "float32")
+    shape = DecodeShape(b, h, hkv, d, page_size, t["block_table"].shape[1], t["q"].dtype)
+    scalars = {"softmax_scale": contract.scale(softmax_scale, d)}
+    names = dispatch.DECODE if kernel == "auto" and not constants else (row.name,)
+    return dispatch.planned_by_first(names, binding, shape, constants, (o, lse), scalars,
+                                     lengths=binding.source("cache_seqlens"))
+
+
+def decode(q, k_cache, v_cache, block_table, cache_seqlens, *, softmax_scale: float | None = None,
+           kernel: str = "auto", constants: dict | None = None, out=None, return_lse: bool = False):
+    """Attention of one new query a sequence over a paged cache. See `plan_decode`.
+
+    Returns
+    -------
+    o, or (o, lse) with `return_lse`.
+    """
+    arrays = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table,
+              "cache_seqlens": cache_seqlens}
+    options = {"softmax_scale": softmax_scale, "kernel": kernel}
+    o, lse = dispatch.run(plan_decode, arrays, ("o", "lse"), options, constants, out)
+    return (o, lse) if return_lse else o
+
+
+def _check_rope(row: Row, cos, sin, q, interleaved) -> dict:
+    """The arrays that rotate, by name: the two tables, or none, and queries beside them."""
+    if not isinstance(interleaved, (bool, np.bool_)):
+        raise contract.refuse("interleaved", "True or False", type(interleaved).__name__, "name one")
+    given = {name: x for name, x in (("cos", cos), ("sin", sin), ("q", q)) if x is not None}
+    if given and not {"cos", "sin"} <= set(given):
+        missing = "sin" if "cos" in given else "cos"
+        raise contract.refuse(missing, f"a table beside {next(iter(given))}", None, "give cos and sin")
+    if interleaved and not given:
+        raise contract.refuse("interleaved", "False without tables to rotate by", True, "give cos and sin")
+    if bool(given) != ("rope" in row.features):
+        expected, got = ("None", "a table") if given else ("a table", "None")
+        raise contract.refuse("cos", f"{expected} for kernel '{row.name}'", got, "choose another kernel")
+    for name in ("cos", "sin"):
+        if given:
+            contract.rank(name, given[name], "max_position, rotary_dim / 2")
+    if q is not None:
+        contract.rank("q", q, "B, T, H, D")
+    return given
+
+
+def _check_angles(t: dict[str, Tensor]) -> None:
+    """Shapes and types of what rotates beside k, and of what is rotated with it."""
+    b, count, _, d = t["k"].shape
+    contract.same("sin.shape", t["sin"].shape, "cos", t["cos"].shape)
+    columns = t["cos"].shape[1]
+    if columns % 2 or not 0 < columns <= d // 2:
+        raise contract.refuse("cos", f"an even number of columns up to {d // 2}, half the elements to rotate",
+                              columns, "check its shape (max_position, rotary_dim / 2)")
+    for name in ("cos", "sin"):
+        contract.dtype(name, t[name], ("float32",))
+        contract.vectors(name, t[name], contract.PAIR)
+    if "q" in t:
+        contract.same("q.dtype", t["q"].dtype, "k", t["k"].dtype)
+        contract.same("q.shape without its heads", (*t["q"].shape[:2], t["q"].shape[3]), "k", (b, count, d))
+        contract.grid(b, t["q"].shape[2])
+        contract.vectors("q", t["q"])
+
+
+def plan_append(k, v, k_cache, v_cache, block_table, cache_seqlens, *, cos=None, sin=None, q=None,
+                interleaved: bool = False, kernel: str = "auto", constants: dict | None = None) -> Planned:
+    """New K and V rows into a paged cache, bound to its arrays; K, and queries beside it, rotated on the way.
+
+    The rotation is RoPE's (RoFormer, arXiv:2104.09864): pairs (x, y) of elements become
+    (x cos − y sin, y cos + x sin), in float32 and rounded once.
+
+    Parameters
+    ----------
+    k, v : array, [B, T, HKV, D]
+        T new rows a sequence.
+    k_cache, v_cache, block_table
+        As in `plan_decode`; the caches are written in place.
+    cache_seqlens : int32 array, [B]
+        Rows each sequence holds already: row t goes to position cache_seqlens[b] + t. It is not changed.
+    cos, sin : float32 array, [max_position, rotary_dim / 2], optional
+        Row p holds the cosines and sines by which the pairs of a row at position p are rotated; 8-byte
+        aligned. rotary_dim is a multiple of 4, at most D; elements from it on stay as they are.
+    q : array, [B, T, H, D], optional
+        Queries at the same positions, to be rotated in the same launch; k's dtype.
+    interleaved : bool
+        Pair i is the elements 2i and 2i + 1 (GPT-J), else i and i + rotary_dim / 2 (GPT-NeoX, Llama).
+    kernel : str
+        A kernel of this kind; "auto" is append_rope where there are tables, else append.
+
+    Returns
+    -------
+    Planned
+        Of the two caches and, where q is given, the rotated queries, like q.
+
+    Raises
+    ------
+    ContractError
+        Also where the block table has no room for a row, or the angles no row for its position (checked as in
+        `plan_decode`).
+    """
+    dispatch.check_options(False, constants, kernel)
+    default = "append" if cos is None and sin is None and q is None else "append_rope"
+    row = dispatch.choose(kernel, "cache", default)
+    rope = _check_rope(row, cos, sin, q, interleaved)
+    for name, x in (("k", k), ("v", v)):
+        contract.rank(name, x, "B, T, HKV, D")
+    _check_ranks_of_cache(k_cache, v_cache, block_table)
+    binding = Binding(k=k, v=v, k_cache=k_cache, v_cache=v_cache, block_table=block_table,
+                      cache_seqlens=cache_seqlens, **rope)
+    t = binding.tensors
+    b, count, hkv, d = t["k"].shape
+    page_size = t["k_cache"].shape[1]
+    contract.dtype("k", t["k"], row.dtypes)
+    contract.same("v.shape", t["v"].shape, "k", t["k"].shape)
+    contract.same("v.dtype", t["v"].dtype, "k", t["k"].dtype)
+    contract.same("k_cache.dtype", t["k_cache"].dtype, "k", t["k"].dtype)
+    contract.same("k_cache heads and head dim", t["k_cache"].shape[2:], "k", (hkv, d))
+    contract.same("block_table rows", t["block_table"].shape[0], "k", b)
+    contract.head_dim(d, row)
+    contract.grid(b, hkv)
+    for name in ("k", "v"):
+        contract.vectors(name, t[name])
+    for name in ("k_cache", "v_cache"):
+        contract.writable(name, t[name])
+    _check_cache(binding, more=count)
+    shape, outputs = AppendShape(b, count, hkv, d, page_size, t["k"].dtype), [k_cache, v_cache]
+    if rope:
+        _check_angles(t)
+        if dispatch.checks_values(binding):
+            contract.positions(binding.values("cache_seqlens"), count, t["cos"].shape[0])
+        shape = replace(shape, rotary=2 * t["cos"].shape[1], interleaved=bool(interleaved))
+    if "q" in rope:
+        outputs.append(binding.output("q_rotated", t["q"].shape, t["q"].dtype))
+        shape = replace(shape, h=t["q"].shape[2])
+    binding.inout("k_cache")
+    binding.inout("v_cache")
+    return binding.planned(row, shape, constants, tuple(outputs), {})
+
+
+def append_kv(k, v, k_cache, v_cache, block_table, cache_seqlens, *, cos=None, sin=None, q=None,
+              interleaved: bool = False):
+    """Writes new K and V rows into a paged cache, K rotated where there are tables. See `plan_append`.
+
+    Returns
+    -------
+    The rotated q, where one is given; else None.
+    """
+    arrays = {"k": k, "v": v, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table,
+              "cache_seqlens": cache_seqlens, "cos": cos, "sin": sin, "q": q}
+    arrays = {name: x for name, x in arrays.items() if x is not None}
+    returns = ("q_rotated",) if q is not None else ()
+    outputs = dispatch.run(plan_append, arrays, returns, {"interleaved": interleaved})
+    return outputs[-1] if returns else None
+
+
+def _check_other_pool(t: dict[str, Tensor]) -> None:
+    """Of a pool that pages are copied to: pages like those of the first, in memory of its own."""
+    contract.same("v_out.shape", t["v_out"].shape, "k_out", t["k_out"].shape)
+    for name in ("k_out", "v_out"):
+        contract.same(f"{name}.shape without its pages", t[name].shape[1:], "k_cache", t["k_cache"].shape[1:])
+        contract.same(f"{name}.dtype", t[name].dtype, "k_cache", t["k_cache"].dtype)
+        contract.vectors(name, t[name])
+        contract.apart(name, t[name], {cache: t[cache] for cache in ("k_cache", "v_cache")})
+    if t["v_out"].address == t["k_out"].address and not t["v_out"].empty:
+        raise contract.refuse("v_out", "memory apart from k_out", "the same memory",
+                              "give it memory of its own")
+
+
+def plan_copy_pages(k_cache, v_cache, src, dst, *, k_out=None, v_out=None, kernel: str = "auto",
+                    constants: dict | None = None) -> Planned:
+    """Whole pages of K and of V copied to other pages in one launch, bound to its arrays.
+
+    What a fork takes that writes to a shared page (copy-on-write: PagedAttention, arXiv:2309.06180, section
+    4.4), a pool that is packed anew, or a sequence that is swapped to another pool and back.
+
+    Parameters
+    ----------
+    k_cache, v_cache : array, [num_pages, page_size, HKV, D]
+        As in `plan_decode`, but elements of any type of 1, 2, 4 or 8 bytes, and rows of whole 16-byte words.
+        Written in place unless there is another pool.
+    src, dst : int32 array, [n]
+        Page src[i] is copied to page dst[i], the pairs in any order: no page may be the destination of two
+        pairs, nor within one pool the source of one and the destination of another. Values on a GPU are
+        checked with CUATTN_CHECK=1 only.
+    k_out, v_out : array, [num_pages_out, page_size, HKV, D], optional
+        Another pool to copy to, in memory of its own.
+
+    Returns
+    -------
+    Planned
+        Of the two caches that are written.
+
+    Raises
+    ------
+    ContractError, Unsupported, MachineUnavailable, CompileError
+    """
+    dispatch.check_options(False, constants, kernel)
+    row = dispatch.choose(kernel, "pages", "copy_pages")
+    to = {name: x for name, x in (("k_out", k_out), ("v_out", v_out)) if x is not None}
+    if len(to) == 1:
+        missing, = {"k_out", "v_out"} - set(to)
+        raise contract.refuse(missing, f"a cache beside {next(iter(to))}", None, "give both or neither")
+    _check_ranks_of_pool(k_cache=k_cache, v_cache=v_cache, **to)
+    for name, x in (("src", src), ("dst", dst)):
+        contract.rank(name, x, "n")
+    binding = Binding(k_cache=k_cache, v_cache=v_cache, src=src, dst=dst, **to)
+    t = binding.tensors
+    contract.words(t["k_cache"])
+    _check_pool(t)
+    if to:
+        _check_other_pool(t)
+    for name in to or ("k_cache", "v_cache"):
+        contract.writable(name, t[name])
+        binding.inout(name)
+    contract.same("dst.shape", t["dst"].shape, "src", t["src"].shape)
+    for name in ("src", "dst"):
+        contract.dtype(name, t[name], ("int32",))
+        contract.contiguous(name, t[name])
+    pages, page_size, hkv, d = t["k_cache"].shape
+    if dispatch.checks_values(binding):
+        pages_out = t["k_out"].shape[0] if to else pages
+        contract.page_pairs(pages, pages_out, binding.values("src"), binding.values("dst"), within=not to)
+    shape = PagesShape(t["src"].shape[0], page_size, hkv, d, t["k_cache"].itemsize)
+    return binding.planned(row, shape, constants, tuple(to.values()) or (k_cache, v_cache), {})
+
+
+def copy_pages(k_cache, v_cache, src, dst, *, k_out=None, v_out=None) -> None:
+    """Copies whole pages of a paged cache, within its pool or to another. See `plan_copy_pages`."""
+    arrays = {"k_cache": k_cache, "v_cache": v_cache, "src": src, "dst": dst}
+    if k_out is None and v_out is None:
+        dispatch.run(plan_copy_pages, arrays, (), {})
+    else:  # whether the pools lie apart is asked of each call
+        plan_copy_pages(**arrays, k_out=k_out, v_out=v_out).run()
