@@ -201,6 +201,24 @@ def test_offsets_and_sinks_are_each_calls_own(launches, make, kernel, o_at):
     assert len(binding.repeats) == 1 and len(launches) == 3
 
 
+def test_with_checks_only_dense_attention_is_repeated(launches, monkeypatch):
+    """It has no values to look at; every other call looks at its own."""
+    read = []
+    monkeypatch.setattr(gpu.GpuMachine, "download", lambda self, x: read.append(x) or np.zeros(x.shape, x.dtype))
+    monkeypatch.setenv("CUATTN_CHECK", "1")
+    pool, none = [Array((80, 16, 2, 64), "float16") for _ in range(2)], Array((0,), "int32")
+    for calls in (1, 2):
+        rows, table = Array((1, 1, 2, 64), "float16"), (Array((1, 4), "int32"), Array((1,), "int32"))
+        cuattn.attention(rows, rows, rows)
+        packed = [Array((5, 2, 64), "float16") for _ in range(3)]
+        cuattn.attention_varlen(*packed, *(Array((3,), "int32") for _ in range(2)), 0, 0)
+        cuattn.decode(rows, *pool, *table)
+        cuattn.append_kv(rows, rows, *pool, *table)
+        cuattn.copy_pages(*pool, none, none)
+        assert len(read) == 8 * calls
+    assert len(binding.repeats) == 1
+
+
 def test_options_are_part_of_the_signature(launches):
     q, k, v = qkv()
     for options in ({}, {"causal": True}, {"softmax_scale": 0.5}, {"kernel": "standard"},
