@@ -9,6 +9,7 @@ import claims_rows as made
 import pytest
 from claims_rows import chunks, ladder
 from dashboard_pages import opener, words
+from recorded_today import as_of_today
 
 from dashboard import asking, charts_claims, data, style
 from experiments import store
@@ -124,8 +125,9 @@ def test_every_claim_is_a_tile(found):
                zip(table["text"], table["verdict"]))
 
 
-def test_what_diagnose_names_is_asked_of_a_child(open_page, monkeypatch):
-    shipped = store.RECORDED / "h200"
+def test_what_diagnose_names_is_asked_of_a_child(open_page, monkeypatch, tmp_path):
+    shipped = tmp_path / "shipped"
+    as_of_today(shipped, "ladder", "ceilings", "block-size", "precision", "layout", "crossover", "scaling")
     app = open_page("claims", shipped=shipped, claim="8")
     assert any("have a fault named" in text.value for text in app.markdown)
     known = [set(frame.value["how known"]) for frame in app.dataframe if "case id" in frame.value]

@@ -335,7 +335,7 @@ def test_links_choose_the_ladder_and_the_unit(open_page, tmp_path, lines):
     suite_rows.write(tmp_path / "runs", "paged-ladder", suite_rows.rows_of("paged-ladder"))
     link = {"ladder_suite": "Paged decode", "ladder_scale_6": "Time"}
     app = open_page("ladder", runs=tmp_path / "runs", **link)
-    assert words(app)[0] == "Ladder, time of one call, ms" and app.dataframe[0].value["step"].nunique() == 9
+    assert words(app)[0] == "Ladder, time of one call, ms" and app.dataframe[0].value["step"].nunique() == 10
     assert "python -m experiments run ceilings" in [code.value for code in app.code]
 
 

@@ -9,6 +9,7 @@ import claims_rows as made
 import pytest
 from claims_rows import chunks, decode, finding, ladder, prefill, row, verdicts
 from commands import call
+from recorded_today import as_of_today
 
 from cuattn.kernels import ROWS
 from experiments import store
@@ -386,8 +387,8 @@ def test_one_claim_in_full(monkeypatch, capsys, run, today):
     assert code == 0 and "70×" in out and "run-1" in out and "case-" in out and "the memory and speed" in out
 
 
-def test_what_diagnose_names_is_called_inferred(monkeypatch, capsys):
-    runs = [store.RECORDED / "h200" / name for name in ("ladder", "ceilings")]
+def test_what_diagnose_names_is_called_inferred(monkeypatch, capsys, tmp_path):
+    runs = as_of_today(tmp_path, "ladder", "ceilings")
     _, out, _ = call(monkeypatch, capsys, "claims", *runs, "--claim", 8)
     assert "measured, inferred, " in " ".join(out.split())
     _, _, asked = out.partition("Of the rungs before flash, all")

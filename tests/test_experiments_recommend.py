@@ -111,10 +111,12 @@ def near_best(found) -> float:
 
 @pytest.mark.parametrize("peers", [False, True])
 def test_on_recorded_cells_left_out_the_choice_is_nearly_always_within_five_percent(recorded, peers):
-    """NOTE: in float16 flash has one cell of Llama's heads; where that is left out, nothing speaks for it."""
+    """NOTE: paged_stream has three lengths in launches one by one; where the longest is left out, `paged`, which
+    has more, is the safer choice and takes up to 1.4 times as long. In float16 flash has one cell of Llama's heads;
+    where that is left out, nothing speaks for it."""
     found = held_out(recorded, peers)
     assert len(found) >= 150 and near_best(found) >= 0.9
-    assert sorted(ratio for ratio, _ in found)[-2] < 1.2
+    assert sorted(ratio for ratio, _ in found)[-2] < 1.4
     if peers:
         contested = [one for one in found if one[1]]
         assert len(contested) >= 50 and near_best(contested) >= 0.9
@@ -362,7 +364,7 @@ def test_the_command_names_choice_rows_and_what_is_given_up(command):
     assert code == 0
     assert last.startswith("For Llama-3.1-8B on H200, batch 16 at 8,192 tokens: prefill with flash")
     assert "(interpolated)" in last and last.endswith(".")
-    assert "paged rests on run " in out and "flash_hopper rests on run " in out
+    assert "paged_stream rests on run " in out and "flash_hopper rests on run " in out
 
 
 @pytest.mark.parametrize("far_us, best", [(58.0, "flash"), (20.0, "standard")])

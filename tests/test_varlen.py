@@ -23,9 +23,10 @@ def run_packed(machine, kernel, arrays, queries, keys, around=0, **options):
     """
     begin_q, begin_k = packed(queries) + around, packed(keys) + around
     sea = [np.pad(x, ((around, around), (0, 0), (0, 0)), constant_values=np.nan) for x in arrays]
+    there = {name: machine.upload(x) if isinstance(x, np.ndarray) else x for name, x in options.items()}
     p = cuattn.plan_attention_varlen(
         *(machine.upload(x) for x in (*sea, begin_q, begin_k)), max_seqlen_q=max([*queries, 0]),
-        max_seqlen_k=max([*keys, 0]), kernel=kernel, **options)
+        max_seqlen_k=max([*keys, 0]), kernel=kernel, **there)
     o, lse = run_counted(machine, p)
     judged = {name: value for name, value in options.items() if name != "constants"}
     cuattn.compare.check_attention_varlen(*sea, begin_q, begin_k, o, lse, **judged).raise_if_bad()
