@@ -188,7 +188,7 @@ def test_the_recorded_runs():
     assert NONE not in memory.values()
     assert set(verdicts(RECORDED / "h200" / "page-size").values()) == {NONE}
     counted = verdicts(RECORDED / "cpu" / "quick")
-    assert counted == {"standard": "score-traffic", "flash": NONE, "paged": UNTIMED}
+    assert counted == {"standard": "score-traffic", "flash": NONE, "paged": UNTIMED, "paged_stream": UNTIMED}
 
 
 def test_the_evidence_of_a_recorded_run_is_measured_against_its_device():

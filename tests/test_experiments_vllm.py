@@ -185,7 +185,7 @@ def test_it_stands_beside_all_other_peers_of_decode():
             point = tuple(case.params[x] for x in ("b", "h", "hkv", "d", "n", "page_size"))
             found.setdefault(point, set()).add(case.params["kernel"])
     decode = {name for name, family in PEERS.items() if family == "decode"}
-    assert len(found) == 30 and all(kernels == {"paged", *decode} for kernels in found.values())
+    assert len(found) == 30 and all(kernels == {"paged", "paged_stream", *decode} for kernels in found.values())
 
 
 def test_cases_outside_its_pages_never_look_for_the_library():
