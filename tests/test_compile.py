@@ -24,7 +24,7 @@ from cuattn.kernels import ROWS
 from cuattn.kernels.base import AppendShape, AttentionShape, DecodeShape, PagesShape, ProbeShape
 from cuattn.paths import KERNELS
 
-ARCHS = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_120"]
+ARCHS = ["sm_80", "sm_86", "sm_90a", "sm_120"]  # sm_89 has the limits and the instructions of sm_86
 REWRITTEN = re.compile(r"C75\d\d")  # ptxas serialises products, or ignores setmaxnreg
 LOCAL = re.compile(r"[1-9]\d* bytes stack frame")
 PROBES = dict(THREADS=256, UNROLL=8, WIDTH=16, Element="bfloat16")
@@ -45,7 +45,7 @@ def shapes(row, arch):
             yield AttentionShape(1, 8, 2, 4096, 4096, 80, "bfloat16", False)
             yield AttentionShape(1, 8, 2, 4096, 4096, 128, "float16")
             yield AttentionShape(1, 8, 2, 1, 4096, 128, "bfloat16")
-            yield from featured(row)
+            yield from featured(row, arch)
     elif row.family == "decode":
         yield from (DecodeShape(1, 8, 2, d, 16, 256, "bfloat16") for d in (64, 128, 256, *between))
         if more:
@@ -61,15 +61,16 @@ def shapes(row, arch):
         yield ProbeShape(1 << 20, 1 << 30, "bfloat16")
 
 
-def featured(row):
-    """Shapes with each of `AttentionShape.features` that the row offers, alone and together."""
+def featured(row, arch):
+    """Shapes with all of `AttentionShape.features` that the row offers, and on Hopper with each alone."""
     asked = {"window": (512, -1), "softcap": True, "sinks": True, "packed": (5000, 5000), "dv": 64}
     offered = {name: value for name, value in asked.items()
                if {"packed": "varlen"}.get(name, name) in row.features}
-    for d in (64, 96, 128, 256) if offered else ():
+    for d in (64, 128, 256) if offered else ():
         yield AttentionShape(1, 8, 2, 4096, 4096, d, "bfloat16", True, **offered)
-    for name, value in offered.items():
-        for d in (96, 128):
+    if arch == "sm_90a":
+        for name, value in offered.items():
+            d = 96 if name in ("softcap", "packed") else 128  # where registers are scarcest
             yield AttentionShape(1, 8, 2, 4096, 4096, d, "bfloat16", **{name: value})
 
 
