@@ -10,6 +10,7 @@ import pytest
 from dashboard import (
     charts,
     charts_decode,
+    charts_floor,
     charts_memory,
     charts_order,
     charts_prefill,
@@ -67,6 +68,7 @@ def built(h200) -> dict:
         "pages, time": charts_decode.over_pages(decode, "measured_time_us"),
         "ragged": charts_decode.over_pages(decode[decode["ragged"]], "measured_time_us", "ragged batches"),
         "glance": charts_decode.at_a_glance(decode),
+        "floor": charts_floor.over_floor(decode),
         "order": charts_order.order_cost(decode),
         "throughput": charts_prefill.throughput(prefill[prefill["n"] == 32768], 660.0, "mma.sync probe"),
         "bytes": charts.over_bytes(family(frame, "probe")),

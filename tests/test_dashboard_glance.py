@@ -9,7 +9,16 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from dashboard import charts, charts_decode, charts_memory, charts_order, charts_prefill, labels, rows
+from dashboard import (
+    charts,
+    charts_decode,
+    charts_floor,
+    charts_memory,
+    charts_order,
+    charts_prefill,
+    labels,
+    rows,
+)
 
 
 @pytest.fixture(scope="module")
@@ -151,6 +160,23 @@ def test_panels_say_how_far_the_floor_is(decode):
     assert names["Llama-3-8B", "16 × 4K"] == f"16 × 4K\n{ratio:.2f} × floor"
     unknown = charts_decode._panel_names(even.assign(floor_us=np.nan))
     assert unknown["Llama-3-8B", "16 × 4K"] == "16 × 4K"
+
+
+def test_loads_are_set_against_their_floor():
+    """Pages of 16, a kernel's own constants, graph replays where there are any; a line through like loads."""
+    maker = made.Maker("r", "decode-batch")
+    lines = [made.decode(maker, b, 1024, 16, "shuffled") | {"mode": "graph", "measured_time_us": time}
+             for b, time in ((1, 12.0), (4, 15.0), (64, 90.0))]
+    other = lines[0] | {"case_id": "o", "measured_time_us": 99.0}
+    lines += [other | {"mode": "launch"}, other | {"constants": '{"splits": 1}'}, other | {"page_size": 64}]
+    lines.append(lines[2] | {"case_id": "p", "kernel": "fa3_decode", "measured_time_us": 150.0})
+    floors = [8.0, 9.0, 75.0, 8.0, 8.0, 8.0, np.nan]  # a library says nothing of its bytes
+    good = rows.prepare(made.frame(lines)).assign(floor_us=floors)
+    spec = charts_floor.over_floor(good).to_dict()
+    points, middle = sorted((t for t in spec["datasets"].values() if "far" in t[0]), key=len, reverse=True)
+    assert sorted(row["far"] for row in points) == [90 / 75, 1.5, 15 / 9, 2]
+    assert sorted(row["far"] for row in middle) == [1.2, pytest.approx((1.5 + 15 / 9) / 2), 2]
+    assert charts_floor.over_floor(good[:1]) is None and charts_floor.over_floor(good.assign(floor_us=np.nan)) is None
 
 
 def test_glance_shows_the_context_with_most_batches(decode):

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import streamlit as st
 
-from dashboard import charts, charts_decode, charts_order, charts_runs, data, labels, rows, views
+from dashboard import (
+    charts,
+    charts_decode,
+    charts_floor,
+    charts_order,
+    charts_runs,
+    data,
+    labels,
+    rows,
+    views,
+)
 
 RATES = {"Time, µs": "measured_time_us", "Requested GB/s": "gbps"}
 
@@ -50,6 +60,13 @@ def measured(frame, loaded: data.Loaded) -> None:
             bind="query-params",
         )
     frame, rate = rows.with_floor(frame, everything), RATES.get(words, "measured_time_us")
+    st.header("Batch and context")
+    views.show(
+        charts_floor.over_floor(frame),
+        frame[~frame["ragged"]],
+        "batch-and-context",
+        "No two loads with pages of 16 have been timed in these runs, or no read floor of this device.",
+    )
     st.header("Page size")
     even, ragged = frame[~frame["ragged"]], frame[frame["ragged"]]
     views.show(
