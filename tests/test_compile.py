@@ -24,7 +24,7 @@ from cuattn.kernels import ROWS
 from cuattn.kernels.base import AppendShape, AttentionShape, DecodeShape, PagesShape, ProbeShape
 from cuattn.paths import KERNELS
 
-ARCHS = ["sm_80", "sm_86", "sm_90a", "sm_120"]  # sm_89 has the limits and the instructions of sm_86
+ARCHS = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_120"]
 REWRITTEN = re.compile(r"C75\d\d")  # ptxas serialises products, or ignores setmaxnreg
 LOCAL = re.compile(r"[1-9]\d* bytes stack frame")
 PROBES = dict(THREADS=256, UNROLL=8, WIDTH=16, Element="bfloat16")
