@@ -117,18 +117,18 @@ def heads(h: int, hkv: int) -> None:
                      "check the head dimension of q and k")
 
 
-def scale(value: float | None, d: int) -> float:
-    """The softmax scale, 1/√D by default.
+def scale(value: float | None, d: int | None) -> float:
+    """The softmax scale, 1/√D by default; without a D it must be given.
 
     It must be positive, because the running maximum is taken before scaling, and an ordinary number in float32,
     the type in which kernels use it.
     """
-    if value is None:
+    if value is None and d is not None:
         return 1.0 / math.sqrt(d) if d else 1.0
     number = isinstance(value, (int, float, np.floating)) and not isinstance(value, bool)
     if not (number and SMALLEST_SCALE <= value <= LARGEST_SCALE):
         raise refuse("softmax_scale", f"a number from {SMALLEST_SCALE:.2g} to {LARGEST_SCALE:.2g}", value,
-                     "leave it out for 1/sqrt(D)")
+                     "give the model's" if d is None else "leave it out for 1/sqrt(D)")
     return float(value)
 
 

@@ -7,6 +7,7 @@ import numpy as np
 
 from cuattn import contract, dispatch
 from cuattn.binding import Binding, Planned
+from cuattn.kernels import mla
 from cuattn.kernels.base import AppendShape, DecodeShape, PagesShape, Row
 from cuattn.machine import Tensor
 
@@ -21,10 +22,13 @@ def _check_ranks_of_pool(**caches) -> None:
         contract.rank(name, x, "num_pages, page_size, HKV, D")
 
 
+def _check_page_size(name: str, cache: Tensor) -> None:
+    if cache.shape[1] == 0:
+        raise contract.refuse(name, "a page size of at least 1", 0, "check its shape (num_pages, page_size, HKV, D)")
+
+
 def _check_pool(t: dict[str, Tensor]) -> None:
-    if t["k_cache"].shape[1] == 0:
-        raise contract.refuse("k_cache", "a page size of at least 1", 0,
-                              "check its shape (num_pages, page_size, HKV, D)")
+    _check_page_size("k_cache", t["k_cache"])
     contract.same("v_cache.shape", t["v_cache"].shape, "k_cache", t["k_cache"].shape)
     contract.same("v_cache.dtype", t["v_cache"].dtype, "k_cache", t["k_cache"].dtype)
     for name in ("k_cache", "v_cache"):
@@ -36,9 +40,13 @@ def _check_cache(binding: Binding, more: int = 0) -> None:
 
     Their values too where that costs no synchronisation, or with CUATTN_CHECK=1.
     """
+    _check_pool(binding.tensors)
+    _check_table(binding, "k_cache", more)
+
+
+def _check_table(binding: Binding, cache: str, more: int = 0) -> None:
     t = binding.tensors
-    b, (pages, page_size) = t["block_table"].shape[0], t["k_cache"].shape[:2]
-    _check_pool(t)
+    b, (pages, page_size) = t["block_table"].shape[0], t[cache].shape[:2]
     contract.same("cache_seqlens.shape", t["cache_seqlens"].shape, "block_table", (b,))
     for name in ("block_table", "cache_seqlens"):
         contract.dtype(name, t[name], ("int32",))
@@ -124,6 +132,87 @@ def decode(q, k_cache, v_cache, block_table, cache_seqlens, *, softmax_scale: fl
               "cache_seqlens": cache_seqlens}
     options = {"softmax_scale": softmax_scale, "kernel": kernel}
     o, lse = dispatch.run(plan_decode, arrays, ("o", "lse"), options, constants, out)
+    return (o, lse) if return_lse else o
+
+
+def plan_decode_mla(q, kv_cache, block_table, cache_seqlens, *, softmax_scale: float, kernel: str = "auto",
+                    constants: dict | None = None, out=None) -> Planned:
+    """Decode of multi-head latent attention over a paged cache, bound to its arrays.
+
+    All query heads attend to one row a key, whose first 512 elements are its value too (DeepSeek-V2,
+    arXiv:2405.04434, section 2.1, with the projections absorbed): what FlashMLA's `flash_mla_with_kvcache` and
+    FlashInfer's `BatchMLAPagedAttentionWrapper` compute. `run()` returns (o, lse) and follows lengths as they grow.
+
+    Parameters
+    ----------
+    q : array, [B, 1, H, 576]
+        One new query a sequence, 512 elements for the latent and 64 with RoPE; float16 or bfloat16. Any H: 16 to
+        128 are usual.
+    kv_cache : array, [num_pages, page_size, 1, 576]
+        Latents of 512 elements and 64 rotated ones behind them. Any page size.
+    block_table, cache_seqlens, out
+        As in `plan_decode`.
+    softmax_scale : float
+        The model's, of the head dim before absorption: 1/sqrt(192) for DeepSeek-V2 and -V3 without the factor of a
+        longer context. It does not follow from 576, so there is no default.
+    kernel, constants
+        A kernel of this kind; "auto" is mla. Its parts of a sequence depend on the lengths of all.
+
+    Returns
+    -------
+    Planned
+        Of o, q's dtype [B, 1, H, 512], and lse, float32 [B, H, 1], natural.
+
+    Raises
+    ------
+    ContractError, Unsupported, MachineUnavailable, CompileError
+    """
+    dispatch.check_options(False, constants, kernel)
+    row = dispatch.choose(kernel, "mla", "mla")
+    contract.rank("q", q, "B, 1, H, D")
+    contract.rank("kv_cache", kv_cache, "num_pages, page_size, 1, D")
+    contract.rank("block_table", block_table, "B, max_pages")
+    binding = Binding(q=q, kv_cache=kv_cache, block_table=block_table, cache_seqlens=cache_seqlens)
+    t = binding.tensors
+    b, m, h, d = t["q"].shape
+    page_size, heads = t["kv_cache"].shape[1:3]
+    if m != 1:
+        raise contract.refuse("q", "one query a sequence, (B, 1, H, D)", tuple(q.shape), "split the call")
+    if d != mla.WIDTH:
+        raise contract.refuse("q", f"a head dim of {mla.WIDTH}, {mla.LATENT} of the latent and {mla.ROPE} of RoPE", d,
+                              "absorb the key's projection into q first")
+    if heads != 1:
+        raise contract.refuse("kv_cache", "one latent head for all of q's, (num_pages, page_size, 1, D)", heads,
+                              "use decode for several")
+    contract.dtype("q", t["q"], row.dtypes)
+    contract.same("kv_cache.dtype", t["kv_cache"].dtype, "q", t["q"].dtype)
+    contract.same("kv_cache head dim", t["kv_cache"].shape[3], "q", d)
+    contract.same("block_table rows", t["block_table"].shape[0], "q", b)
+    contract.grid(b, h)
+    _check_page_size("kv_cache", t["kv_cache"])
+    for name in ("q", "kv_cache"):
+        contract.vectors(name, t[name])
+    _check_table(binding, "kv_cache")
+    scalars = {"softmax_scale": contract.scale(softmax_scale, None)}
+    inputs = dict(t)
+    o = binding.output("o", (b, 1, h, mla.LATENT), t["q"].dtype, out)
+    dispatch.check_out(t["o"], inputs)
+    lse = binding.output("lse", (b, h, 1), "float32")
+    shape = DecodeShape(b, h, 1, d, page_size, t["block_table"].shape[1], t["q"].dtype)
+    return binding.planned(row, shape, constants, (o, lse), scalars, lengths=binding.source("cache_seqlens"))
+
+
+def decode_mla(q, kv_cache, block_table, cache_seqlens, *, softmax_scale: float, kernel: str = "auto",
+               constants: dict | None = None, out=None, return_lse: bool = False):
+    """Latent attention of one new query a sequence over a paged cache. See `plan_decode_mla`.
+
+    Returns
+    -------
+    o, or (o, lse) with `return_lse`.
+    """
+    arrays = {"q": q, "kv_cache": kv_cache, "block_table": block_table, "cache_seqlens": cache_seqlens}
+    options = {"softmax_scale": softmax_scale, "kernel": kernel}
+    o, lse = dispatch.run(plan_decode_mla, arrays, ("o", "lse"), options, constants, out)
     return (o, lse) if return_lse else o
 
 

@@ -212,6 +212,28 @@ def decode(q, k_cache, v_cache, block_table, cache_seqlens, softmax_scale=None, 
     return o, lse
 
 
+LATENT = 512  # elements of a row of a latent cache that are the value too
+
+
+def decode_mla(q, kv_cache, block_table, cache_seqlens, softmax_scale, xp=np):
+    """One query token a sequence against a paged cache of latents, which are keys and, in part, values.
+
+    Parameters
+    ----------
+    q : (B, 1, H, D)
+    kv_cache : (num_pages, page_size, 1, D)
+    block_table, cache_seqlens
+        As in `decode`.
+    softmax_scale : float
+
+    Returns
+    -------
+    o : (B, 1, H, LATENT) float64
+    lse : (B, H, 1) float64
+    """
+    return decode(q, kv_cache, kv_cache[..., :LATENT], block_table, cache_seqlens, softmax_scale, xp)
+
+
 def append_kv(k, v, k_cache, v_cache, block_table, cache_seqlens, xp=np):
     """Copies of the caches with T new tokens a sequence behind its first `cache_seqlens[b]` ones.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from cuattn.kernels import shares
 from cuattn.kernels.base import (
     ELEMENT_BYTES,
     MAX_THREADS,
@@ -20,9 +21,7 @@ from cuattn.kernels.base import (
     round_up,
 )
 
-WARP = 32
 MOST_PARTS = 64  # of a sequence, in the mean; the kernel's own
-MOST_ROUNDS = 2**31 - 1  # times groups: the kernel divides in 32 bits
 
 
 def smem_bytes(d: int, group: int, keys: int, warps: int, stages: int) -> int:
@@ -59,13 +58,13 @@ def plan(shape: DecodeShape, device, overrides=None) -> Plan:
     """As many blocks as are resident; the lengths, and with them the shares, are the kernel's own business."""
     chosen = resolve(ROW.constants, overrides)
     keys, warps, stages, per_sm = _shape_of_block(shape, device, chosen)
-    if stages < 2 or WARP * warps > MAX_THREADS:
+    if stages < 2 or shares.WARP * warps > MAX_THREADS:
         raise Unsupported(f"paged_stream: needs 1 to 32 warps and at least 2 stages, got warps={warps}, "
                           f"stages={stages}; change them")
     groups = chosen["groups"] or max(per_sm * device.sms // max(units(shape), 1), 1)
     most = shape.b * max(ceil_div(shape.max_pages * shape.page_size, keys * warps), 1)
-    if (most + 1) * (groups + 1) > MOST_ROUNDS:
-        raise Unsupported(f"paged_stream: expected a batch and table of at most {MOST_ROUNDS // (groups + 1) - 1} "
+    if (most + 1) * (groups + 1) > shares.MOST_PRODUCT:
+        raise Unsupported(f"paged_stream: expected a batch and table of at most {shares.MOST_PRODUCT // (groups + 1) - 1} "
                           f"rounds of {keys * warps} keys, got {most}; choose paged, or split the call")
     check_grid("paged_stream", "groups", groups)
     check_grid("paged_stream", "sequences", shape.b)
@@ -79,28 +78,15 @@ def plan(shape: DecodeShape, device, overrides=None) -> Plan:
     rows = min(max(shape.group, 1), MMA_ROWS)
     scratch = {"part": ((2 * blocks, rows, shape.d), "float32"), "part_lse": ((2 * blocks, rows), "float32"),
                "tickets": ((shape.b * units(shape),), "int32")}
-    launch = Launch("decode/paged_stream.cu", "paged_stream", grid, WARP * warps, smem, compiled)
+    launch = Launch("decode/paged_stream.cu", "paged_stream", grid, shares.WARP * warps, smem, compiled)
     tunables = {"keys": keys, "warps": warps, "stages": stages, "blocks_per_sm": per_sm, "groups": groups}
     return Plan((launch,), tunables, scratch, zeroed=frozenset({"tickets"}))
 
 
 def stretches(plan: Plan, lengths) -> list[list[tuple[int, int, int, bool]]]:
-    """What each group takes, as the kernel divides it: of each stretch (sequence, first round, rounds, whether it
-    is the whole sequence)."""
-    work = [max(ceil_div(length, plan.constants["keys"] * plan.constants["warps"]), 1) for length in lengths]
-    total = sum(work)
-    groups = min(plan.constants["groups"], total, MOST_PARTS * len(lengths))
-    shares, at, b, done = [], 0, 0, 0
-    for group in range(groups):
-        end, share = (group + 1) * total // groups, []
-        while at < end:
-            if done == work[b]:
-                b, done = b + 1, 0
-            count = min(work[b] - done, end - at)
-            share.append((b, done, count, count == work[b]))
-            at, done = at + count, done + count
-        shares.append(share)
-    return shares
+    """What each group takes, as `shares.stretches` has it, in rounds."""
+    keys = plan.constants["keys"] * plan.constants["warps"]
+    return shares.stretches(lengths, keys, plan.constants["groups"], MOST_PARTS)
 
 
 def cost(shape: DecodeShape, plan: Plan, lengths) -> Cost:
@@ -108,13 +94,11 @@ def cost(shape: DecodeShape, plan: Plan, lengths) -> Cost:
     (count, groups, _), threads = plan.launches[0].grid, plan.launches[0].block
     if not count or not groups:
         return Cost(0, 0, 0, plan.launch_count, plan.scratch_bytes)
-    size, tokens, d, warps = ELEMENT_BYTES[shape.dtype], sum(lengths), shape.d, threads // WARP
+    size, tokens, d, warps = ELEMENT_BYTES[shape.dtype], sum(lengths), shape.d, threads // shares.WARP
     loaded, stored = count * tokens * (2 * d * size + 4), 0
-    loaded += count * groups * warps * shape.b * 4  # the lengths, summed by each warp
-    for share in stretches(plan, lengths):
-        (first, *_), (last, *_) = share[0], share[-1]
-        loaded += count * warps * min(shape.b, (first // WARP + 1) * WARP) * 4  # the first sequence, 32 at a time
-        loaded += count * 2 * (last - first) * threads * 4  # each further one's length, for copies and products
+    taken = stretches(plan, lengths)
+    loaded += count * shares.lengths_read(taken, shape.b, groups, threads)
+    for share in taken:
         for _, done, _, whole in share:
             loaded += warps * shape.h * d * size
             stored += shape.h * (d * (size if whole else 4) + 4)

@@ -1,0 +1,39 @@
+"""Equal shares of one list of tiles, as paged_stream.cu and decode/shares.cuh divide it on the device."""
+from __future__ import annotations
+
+from cuattn.kernels.base import ceil_div
+
+WARP = 32
+MOST_PRODUCT = 2**31 - 1  # of tiles and groups: the kernels divide in 32 bits
+
+
+def stretches(lengths, keys: int, groups: int, most_parts: int) -> list[list[tuple[int, int, int, bool]]]:
+    """What each group takes of sequences cut into tiles of so many keys.
+
+    Of each stretch (sequence, first tile, tiles, whether it is the whole sequence); `most_parts`: groups a sequence.
+    """
+    work = [max(ceil_div(length, keys), 1) for length in lengths]
+    total = sum(work)
+    groups = min(groups, total, most_parts * len(lengths))
+    shares, at, b, done = [], 0, 0, 0
+    for group in range(groups):
+        end, share = (group + 1) * total // groups, []
+        while at < end:
+            if done == work[b]:
+                b, done = b + 1, 0
+            count = min(work[b] - done, end - at)
+            share.append((b, done, count, count == work[b]))
+            at, done = at + count, done + count
+        shares.append(share)
+    return shares
+
+
+def lengths_read(shares, batch: int, groups: int, threads: int) -> int:
+    """Bytes of lengths that blocks read, one of each of `groups` groups."""
+    warps = threads // WARP
+    read = groups * warps * batch  # summed by each warp
+    for share in shares:
+        first, last = share[0][0], share[-1][0]
+        read += warps * min(batch, (first // WARP + 1) * WARP)  # up to the first sequence, 32 at a time
+        read += 2 * (last - first) * threads  # of each further one, for copies and products
+    return 4 * read

@@ -1,0 +1,284 @@
+// mla: decode of multi-head latent attention over a paged cache (DeepSeek-V2, arXiv:2405.04434; as FlashMLA and
+// FlashInfer's MLA define it, with the projections absorbed into q and into what follows o).
+//
+//   S = q · [c, r]ᵀ       O = softmax(σ S) c       c: 512 latent numbers a key, r: 64 rotated ones behind them
+//
+// All query heads share one row a key, and its first 512 numbers are the value: a row is copied once and multiplied
+// twice. The keys of the batch are one list of tiles, of which groups of blocks take equal shares (shares.cuh); a
+// sequence that several shares cut is merged by whoever is last.
+//
+// grid    (ceil(H / ROWS), groups), as many as are resident at once; the blocks of a group run side by side, so that
+//         the second one finds the rows in L2
+// block   8 warps and ROWS heads. Of a tile's S each warp has 16 heads and S_COLS keys, P goes through shared memory,
+//         and of O each warp has all heads and 64 columns. Three block barriers a tile
+// smem    Q, a ring of STAGES tiles that runs on from sequence to sequence, P, and the rows' states
+// bytes   every row and its page number once for each ROWS heads; Q once for each stretch of a sequence; O and LSE; of
+//         a sequence that is cut, every part written and read
+#include "decode/shares.cuh"
+#include "prim/acc.cuh"
+#include "prim/mask.cuh"
+#include "prim/paging.cuh"
+#include "prim/softmax.cuh"
+#include "prim/swizzled.cuh"
+#include "prim/ticket.cuh"
+#include "prim/tile.cuh"
+
+constexpr int LATENT = 512, WIDTH = LATENT + 64, WARPS = 8, THREADS = WARPS * WARP, COLS = LATENT / WARPS;
+constexpr int MOST_PARTS = 32;             // of a sequence, in the mean: one block merges them all
+constexpr int MINE = KEYS / WARPS;         // rows of a tile that a warp copies
+constexpr int FAIR = ROWS * KEYS / WARPS;  // elements of S for a warp where all have some
+constexpr int S_COLS = FAIR > MMA_M * MMA_K ? FAIR / MMA_M : MMA_K, KEY_GROUPS = KEYS / S_COLS;
+static_assert(KEYS % S_COLS == 0 && ROWS / MMA_M * KEY_GROUPS <= WARPS, "a warp has one piece of S, or none");
+static_assert(KEYS % WARPS == 0 && MINE <= WARP, "a lane looks up the page of a key");
+
+using QueryTile = SwizzledTile<Element, ROWS, WIDTH>;
+using KeyTile = SwizzledTile<Element, KEYS, WIDTH>;
+using WeightTile = SwizzledTile<Element, ROWS, KEYS>;
+using List = Shares<KEYS, MOST_PARTS>;
+
+/// ROWS_ × COLS_ of a tile, from a row and column on.
+template <class Tile, int ROWS_, int COLS_> struct Piece {
+  static constexpr int ROWS = ROWS_, COLS = COLS_;
+  Tile& tile;
+  int row0, col0;
+
+  METHOD auto* at(int row, int col) const { return tile.at(row0 + row, col0 + col); }
+};
+
+struct Smem {
+  QueryTile q;
+  KeyTile ring[STAGES];
+  WeightTile p;
+  float top[KEY_GROUPS][ROWS], sum[KEY_GROUPS][ROWS];  // of the keys of each group
+  float m[ROWS], rescale[ROWS];
+  alignas(16) int last;  // whether this block merges the parts
+};
+static_assert(sizeof(Smem) == SMEM_BYTES, "the plan's shared memory must be this struct");
+
+/// A warp's copies of its rows of each tile, which run ahead of the products from sequence to sequence.
+struct Loader {
+  const View<const Element, 4>& g_kv;
+  const View<const int, 2>& g_table;
+  const List& list;
+  Place<KEYS> at;
+  int left;  // tiles of the share not yet begun
+  int page;  // in lane i that of the next tile's i-th key of this warp
+
+  METHOD Loader(const View<const Element, 4>& g_kv, const View<const int, 2>& g_table, const List& list,
+                Place<KEYS> at, int left)
+      : g_kv(g_kv), g_table(g_table), list(list), at(at), left(left), page(fetch_page()) {}
+  METHOD int first_key() const { return at.first_key() + warp_id() * MINE; }
+  METHOD int fetch_page() const {
+    const int key = first_key() + lane_id();
+    return lane_id() < MINE && key < at.length ? page_of<PAGE_SIZE>(g_table.at(at.b), key) : 0;
+  }
+  /// Starts the next tile and looks up the pages of the one behind, so that no copy waits for them.
+  METHOD void start_loading(KeyTile& s) {
+    if (left-- <= 0) return;
+    // Each lane places the row of its own key, and tells the lanes that copy it.
+    const int64_t mine = int64_t(row_in_page<PAGE_SIZE>(g_kv, page, first_key() + lane_id(), 0));
+    const int there = at.length - first_key();
+    if (left > 0) {
+      list.skip(at, 1);
+      page = fetch_page();
+    }
+    constexpr int CHUNKS = WIDTH / 8;
+#pragma unroll
+    for (int i = 0; i < ceil_div(MINE * CHUNKS, WARP); ++i) {
+      const int chunk = i * WARP + lane_id(), row = chunk / CHUNKS, col = chunk % CHUNKS * 8;
+      const Element* from = reinterpret_cast<const Element*>(shuffle(mine, row));
+      if (MINE * CHUNKS % WARP != 0 && row >= MINE) continue;
+      cp_async16(s.at(warp_id() * MINE + row, col), from + col, row < there);
+    }
+  }
+};
+
+/// A warp's piece of S, and the states of its 16 rows: m is the rows', l the part of the keys it has seen itself.
+struct Scores {
+  static constexpr int PIECES = ROWS / MMA_M * KEY_GROUPS;
+  Accumulator<MMA_M, S_COLS> r_s;
+  SoftmaxRow state[2];
+
+  static METHOD bool has_piece() { return warp_id() < PIECES; }
+  static METHOD int row0() { return warp_id() / KEY_GROUPS * MMA_M; }
+  static METHOD int key_group() { return warp_id() % KEY_GROUPS; }
+  static METHOD int row(int half) { return row0() + r_row(half); }
+  static METHOD int r_row(int half) { return Accumulator<MMA_M, S_COLS>::row(0, half); }
+
+  /// S of a tile, and its largest score of each row to s.top.
+  METHOD void multiply(Smem& s, const KeyTile& tile, int key0, int length) {
+    const int first = key_group() * S_COLS;
+    r_s.clear();
+    multiply_abt<Element>(r_s, s.q, row0(), Piece<const KeyTile, S_COLS, WIDTH>{tile, first, 0});
+    if (key0 + first + S_COLS > length) mask_scores(r_s, false, 0, key0 + first, 0, length);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float top = -INFINITY;
+#pragma unroll
+      for (int n = 0; n < r_s.N_TILES; ++n)
+        top = fmaxf(top, fmaxf(r_s.tile[0][n][2 * half], r_s.tile[0][n][2 * half + 1]));
+      top = quad_max(top);
+      if (lane_id() % 4 == 0) store_shared(&s.top[key_group()][row(half)], top);
+    }
+  }
+  /// Weights of a tile to s.p, and what O is to be rescaled by.
+  METHOD void weigh(Smem& s, float sigma2) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float top = -INFINITY;
+#pragma unroll
+      for (int group = 0; group < KEY_GROUPS; ++group) top = fmaxf(top, load_shared(&s.top[group][row(half)]));
+      const float rescale = state[half].raise(top, sigma2);
+      if (key_group() == 0 && lane_id() % 4 == 0) store_shared(&s.rescale[row(half)], rescale);
+#pragma unroll
+      for (int n = 0; n < r_s.N_TILES; ++n)
+#pragma unroll
+        for (int e = 2 * half; e < 2 * half + 2; ++e) {
+          r_s.tile[0][n][e] = state[half].weight(r_s.tile[0][n][e], sigma2);
+          state[half].l += r_s.tile[0][n][e];
+        }
+    }
+    Piece<WeightTile, MMA_M, S_COLS> p{s.p, row0(), key_group() * S_COLS};
+    store_accumulator<Element>(p, 0, r_s);
+  }
+  /// The rows' states, where a stretch ends, to s.m and s.sum.
+  METHOD void leave(Smem& s) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float l = quad_sum(state[half].l);
+      if (lane_id() % 4 == 0) {
+        store_shared(&s.sum[key_group()][row(half)], l);
+        if (key_group() == 0) store_shared(&s.m[row(half)], state[half].m);
+      }
+      state[half] = SoftmaxRow();
+    }
+  }
+};
+
+using Output = Accumulator<ROWS, COLS>;
+
+/// o += P V, what o holds brought to the rows' new maxima before.
+DEVICE void accumulate(const Smem& s, const KeyTile& tile, Output& r_o) {
+#pragma unroll
+  for (int m = 0; m < r_o.M_TILES; ++m)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float rescale = load_shared(&s.rescale[r_o.row(m, half)]);
+#pragma unroll
+      for (int n = 0; n < r_o.N_TILES; ++n)
+        r_o.tile[m][n][2 * half] *= rescale, r_o.tile[m][n][2 * half + 1] *= rescale;
+    }
+  multiply_ab<Element>(r_o, s.p, 0, Piece<const KeyTile, KEYS, COLS>{tile, 0, warp_id() * COLS});
+}
+
+/// o / l; the first warp writes LSE, of the rows below `rows`.
+DEVICE void finish(const Smem& s, Output& r_o, float* g_lse, int64_t lse_stride, int rows, float sigma) {
+#pragma unroll
+  for (int m = 0; m < r_o.M_TILES; ++m)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = r_o.row(m, half);
+      SoftmaxRow whole(load_shared(&s.m[row]), 0.f);
+#pragma unroll
+      for (int group = 0; group < KEY_GROUPS; ++group) whole.l += load_shared(&s.sum[group][row]);
+      const float inverse = whole.inverse_sum();
+#pragma unroll
+      for (int n = 0; n < r_o.N_TILES; ++n)
+        r_o.tile[m][n][2 * half] *= inverse, r_o.tile[m][n][2 * half + 1] *= inverse;
+      if (warp_id() == 0 && lane_id() % 4 == 0 && row < rows)
+        store_global(g_lse + row * lse_stride, whole.lse(sigma));
+    }
+}
+
+/// Whether all parts are there now that this block's is, which it finds out for all its threads.
+DEVICE bool comes_last(Smem& s, int* g_ticket, int count) {
+  device_fence();
+  block_sync();
+  if (threadIdx.x == 0) store_shared(&s.last, int(take_ticket(g_ticket, count)));
+  block_sync();
+  return load_shared(&s.last);
+}
+
+KERNEL(THREADS, 1)
+mla(const View<const Element, 4> g_q, const View<const Element, 4> g_kv, const View<const int, 2> g_table,
+    const int* g_lengths, const View<Element, 4> g_o, const View<float, 3> g_lse, const View<float, 3> g_part,
+    const View<float, 2> g_part_lse, int* g_tickets, float sigma, int BATCH, int HEADS) {
+  Smem& s = dynamic_smem<Smem>();
+  const int unit = blockIdx.x, group = blockIdx.y, h0 = unit * ROWS, rows = min(HEADS - h0, ROWS);
+  const List list(g_lengths, BATCH, gridDim.y);
+  if (group >= list.groups) return;
+  int now = list.begin(group);
+  const int end = list.begin(group + 1);
+  Place<KEYS> at = list.find(now);
+  Loader loader(g_kv, g_table, list, at, end - now);
+
+  auto load_q = [&](int b) {
+    load_tile_async<THREADS>(s.q, g_q.at(b, 0, h0), g_q.stride[2], rows, WIDTH, threadIdx.x);
+  };
+  load_q(at.b);
+#pragma unroll
+  for (int i = 0; i < STAGES - 1; ++i) {
+    loader.start_loading(s.ring[i]);
+    cp_async_commit();
+  }
+
+  const float sigma2 = sigma * LOG2_E;
+  Scores scores;
+  int t = 0;
+#pragma unroll 1
+  while (now < end) {  // a stretch of one sequence
+    const int count = min(at.tiles() - at.tile, end - now);
+    const bool more = now + count < end;
+    Output r_o;
+    r_o.clear();
+#pragma unroll 1
+    for (int i = 0; i < count; ++i, ++t) {
+      if (i == 0)
+        cp_async_wait<0>();  // Q too, which was asked for last
+      else
+        cp_async_wait<STAGES - 2>();
+      block_sync();  // the tile is here for all, and the one before is used up
+      loader.start_loading(s.ring[(t + STAGES - 1) % STAGES]);
+      cp_async_commit();
+
+      const KeyTile& tile = s.ring[t % STAGES];
+      if (scores.has_piece()) scores.multiply(s, tile, (at.tile + i) * KEYS, at.length);
+      block_sync();
+      if (i + 1 == count && more) {
+        load_q(at.b + 1);
+        cp_async_commit();
+      }
+      if (scores.has_piece()) {
+        scores.weigh(s, sigma2);
+        if (i + 1 == count) scores.leave(s);
+      }
+      block_sync();
+      accumulate(s, tile, r_o);
+    }
+
+    const int first = now - at.tile, col0 = warp_id() * COLS;  // the sequence's first tile in the list
+    if (count == at.tiles()) {
+      finish(s, r_o, g_lse.at(at.b, h0), g_lse.stride[1], rows, sigma);
+      store_rows<Element>(g_o.at(at.b, 0, h0) + col0, g_o.stride[2], r_o, rows, COLS);
+    } else {
+      const Parts parts{g_part, g_part_lse, unit, int(gridDim.x), list.group_of(first),
+                        list.group_of(first + at.tiles() - 1)};
+      const int mine = parts.place(group, at.tile == 0);
+      finish(s, r_o, g_part_lse.at(mine), 1, rows, sigma);
+      store_rows<float>(g_part.at(mine) + col0, g_part.stride[1], r_o, rows, COLS);
+      if (comes_last(s, g_tickets + at.b * gridDim.x + unit, parts.count())) {
+        device_fence();
+        for (int i = threadIdx.x; i < rows * (LATENT / 4); i += THREADS) {
+          const int row = i / (LATENT / 4), col = i % (LATENT / 4) * 4;
+          float lse;
+          const Quad o = parts.merged<8>(row, col, lse);
+          Element* to = g_o.at(at.b, 0, h0 + row) + col;
+          store_pair(to, o.x[0], o.x[1]), store_pair(to + 2, o.x[2], o.x[3]);
+          if (col == 0) store_global(g_lse.at(at.b, h0 + row), lse);
+        }
+      }
+    }
+    now += count;
+    if (more) list.skip(at, count);
+  }
+}
