@@ -62,8 +62,10 @@ REASONS = {
     "prefill/flash_hopper.cu flash_hopper: `named_sync(1 + CONSUMERS + group, WARPGROUP)`":
         "Each warp lays its O over the 16 rows of Q that only its own part of a product reads; PTX does not say so, "
         "and speaks of the warpgroup.",
-    "decode/paged_stream.cu paged_stream: `device_fence()` (number 2)":
-        "It keeps loads behind the ticket. The CPU machine holds stores back and never reads ahead, so nothing shows.",
+    **dict.fromkeys(
+        ("decode/paged_stream.cu paged_stream: `device_fence()` (number 2)",
+         "decode/mla.cu comes_last: `device_fence()` (number 2)"),
+        "It keeps loads behind the ticket. The CPU machine holds stores back and never reads ahead, so nothing shows."),
 }
 
 
@@ -161,6 +163,8 @@ CONSTANTS = {"chunked_atomic": (_CHUNKED,),
              "flash": ({"block_m": 32, "block_n": 16, "warps": 2},),
              # With many stages shared memory has no room for O beside Q.
              "flash_hopper": ({"block_m": 128, "block_n": 16}, {"block_m": 128, "block_n": 32, "stages": 25}),
+             "mla": ({"rows": 16, "keys": 16, "stages": 3, "groups": 5},
+                     {"rows": 32, "keys": 32, "stages": 2, "groups": 2}),
              "paged": ({"splits": 3, "warps": 2, "stages": 3},),
              "paged_stream": ({"keys": 16, "warps": 2, "stages": 3, "groups": 5},
                               {"keys": 16, "warps": 2, "stages": 2, "groups": 2})}
@@ -169,6 +173,7 @@ DIM = 16
 PLANNED = {  # a shape of each family, to ask a row's plan for its files
     "prefill": AttentionShape(1, 1, 1, 70, 150, DIM, "float16", True),
     "decode": DecodeShape(4, 4, 2, DIM, 16, 64, "float16"),
+    "mla": DecodeShape(3, 20, 1, 576, 16, 16, "float16"),
     "cache": AppendShape(2, 3, 2, DIM, 16, "float16", rotary=DIM),
     "pages": PagesShape(3, 16, 2, DIM, 2),
     "probe": ProbeShape(1024, 1024),
@@ -264,14 +269,29 @@ def _decode(machine, row, constants, rng) -> Iterator[Case]:
     arrays = [_upload(machine, rng, len(lengths), 1, 4, DIM), k, v,
               machine.upload(pages.reshape(-1, width)), machine.upload(lengths)]
     planned = cuattn.plan_decode(*arrays, kernel=row.name, constants=constants)
-    o, lse = planned.outputs
-    # What one block leaves for another is poisoned too, or a run would find that of the run before.
-    parts = {name: planned.tensors[name].array for name in planned.plan.scratch if name not in planned.plan.zeroed}
-    yield Case(planned.run, {"o": o, "lse": lse, **parts}, lambda: cuattn.compare.check_decode(
+    yield _of_parts(planned, lambda o, lse: cuattn.compare.check_decode(
         *arrays, o, lse, rounding=planned.plan.rounding))
 
 
-CASES = {"prefill": _prefill, "decode": _decode}
+def _of_parts(planned, judge) -> Case:
+    """What one block leaves for another is poisoned too, or a run would find that of the run before."""
+    o, lse = planned.outputs
+    parts = {name: planned.tensors[name].array for name in planned.plan.scratch if name not in planned.plan.zeroed}
+    return Case(planned.run, {"o": o, "lse": lse, **parts}, lambda: judge(o, lse))
+
+
+def _decode_mla(machine, row, constants, rng) -> Iterator[Case]:
+    """Sequences of many tiles, of fewer than a ring holds, and without keys; heads that leave a tile rows over."""
+    lengths, page, width = np.array([90, 5, 0, 130], np.int32), 16, 16
+    pages = rng.permutation(len(lengths) * width).astype(np.int32)
+    arrays = [_upload(machine, rng, len(lengths), 1, 20, 576), _upload(machine, rng, len(pages), page, 1, 576),
+              machine.upload(pages.reshape(-1, width)), machine.upload(lengths)]
+    planned = cuattn.plan_decode_mla(*arrays, softmax_scale=192**-0.5, kernel=row.name, constants=constants)
+    yield _of_parts(planned, lambda o, lse: cuattn.compare.check_decode_mla(
+        *arrays, o, lse, softmax_scale=192**-0.5))
+
+
+CASES = {"prefill": _prefill, "decode": _decode, "mla": _decode_mla}
 
 
 @contextmanager

@@ -50,6 +50,10 @@ def shapes(row, arch):
         yield from (DecodeShape(1, 8, 2, d, 16, 256, "bfloat16") for d in (64, 128, 256, *between))
         if more:
             yield DecodeShape(512, 8, 2, 128, 16, 256, "float16")
+    elif row.family == "mla":
+        yield from (DecodeShape(64, h, 1, 576, 64, 64, "bfloat16") for h in (16, 20, 128))
+        if more:
+            yield DecodeShape(64, 128, 1, 576, 1, 4096, "float16")
     elif row.family == "cache":
         yield AppendShape(4, 1, 8, 128, 16, "bfloat16", rotary=128)
         if "rope" in row.features:

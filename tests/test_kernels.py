@@ -44,7 +44,7 @@ def test_none_and_strings_are_taken_where_they_are_the_default():
 @pytest.mark.parametrize("name", [name for name, row in ROWS.items() if row.constants])
 def test_every_plan_refuses_constants_of_another_kind(name):
     row = ROWS[name]
-    shape = {"prefill": PREFILL, "decode": DECODE, "probe": ProbeShape(1024, 1024)}[row.family]
+    shape = {"prefill": PREFILL, "decode": DECODE, "mla": DECODE, "probe": ProbeShape(1024, 1024)}[row.family]
     for constant in row.constants:
         with pytest.raises(Unsupported, match=f"constants: {constant}: expected .*, got 64.0; change it"):
             row.plan(shape, CARD, {constant: 64.0})

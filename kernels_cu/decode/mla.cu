@@ -55,6 +55,19 @@ struct Smem {
 };
 static_assert(sizeof(Smem) == SMEM_BYTES, "the plan's shared memory must be this struct");
 
+/// Starts a warp's copies of its share of a tile's rows: in lane i the address of the i-th, and `there` of them are to
+/// be read. NOTE: unrolled whole, the places in shared memory are kept in registers that O wants.
+template <class Tile> DEVICE void copy_rows(Tile& s, int64_t mine, int there) {
+  constexpr int COUNT = Tile::ROWS / WARPS, CHUNKS = WIDTH / 8;
+#pragma unroll 3
+  for (int i = 0; i < ceil_div(COUNT * CHUNKS, WARP); ++i) {
+    const int chunk = i * WARP + lane_id(), row = chunk / CHUNKS, col = chunk % CHUNKS * 8;
+    const Element* from = reinterpret_cast<const Element*>(shuffle(mine, row));
+    if (COUNT * CHUNKS % WARP != 0 && row >= COUNT) continue;
+    cp_async16(s.at(warp_id() * COUNT + row, col), from + col, row < there);
+  }
+}
+
 /// A warp's copies of its rows of each tile, which run ahead of the products from sequence to sequence.
 struct Loader {
   const View<const Element, 4>& g_kv;
@@ -82,14 +95,7 @@ struct Loader {
       list.skip(at, 1);
       page = fetch_page();
     }
-    constexpr int CHUNKS = WIDTH / 8;
-#pragma unroll
-    for (int i = 0; i < ceil_div(MINE * CHUNKS, WARP); ++i) {
-      const int chunk = i * WARP + lane_id(), row = chunk / CHUNKS, col = chunk % CHUNKS * 8;
-      const Element* from = reinterpret_cast<const Element*>(shuffle(mine, row));
-      if (MINE * CHUNKS % WARP != 0 && row >= MINE) continue;
-      cp_async16(s.at(warp_id() * MINE + row, col), from + col, row < there);
-    }
+    copy_rows(s, mine, there);
   }
 };
 
@@ -168,35 +174,51 @@ DEVICE void accumulate(const Smem& s, const KeyTile& tile, Output& r_o) {
       for (int n = 0; n < r_o.N_TILES; ++n)
         r_o.tile[m][n][2 * half] *= rescale, r_o.tile[m][n][2 * half + 1] *= rescale;
     }
-  multiply_ab<Element>(r_o, s.p, 0, Piece<const KeyTile, KEYS, COLS>{tile, 0, warp_id() * COLS});
+  // NOTE: a step at a time. Unrolled, ptxas fetches so many fragments ahead that O of 64 heads spills.
+#pragma unroll 1
+  for (int k = 0; k < KEYS; k += MMA_K) {
+    uint32_t a[Output::M_TILES][4];
+#pragma unroll
+    for (int m = 0; m < r_o.M_TILES; ++m) load_a(a[m], s.p, m * MMA_M, k);
+    multiply_step<Element>(r_o, a, [&](uint32_t (&b)[2][2], int n) {
+      load_b_cols(b, tile, k, warp_id() * COLS + n);
+    });
+  }
 }
 
-/// o / l; the first warp writes LSE, of the rows below `rows`.
-DEVICE void finish(const Smem& s, Output& r_o, float* g_lse, int64_t lse_stride, int rows, float sigma) {
+/// What a row has seen, of all groups of keys.
+DEVICE SoftmaxRow state_of(const Smem& s, int row) {
+  SoftmaxRow whole(load_shared(&s.m[row]), 0.f);
+#pragma unroll
+  for (int group = 0; group < KEY_GROUPS; ++group) whole.l += load_shared(&s.sum[group][row]);
+  return whole;
+}
+
+/// Writes O / l and LSE of `rows` rows, `stride` apart and neighbours.
+template <class T>
+DEVICE void store_output(const Smem& s, Output& r_o, T* g_o, int64_t stride, float* g_lse, int rows, float sigma) {
 #pragma unroll
   for (int m = 0; m < r_o.M_TILES; ++m)
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int row = r_o.row(m, half);
-      SoftmaxRow whole(load_shared(&s.m[row]), 0.f);
-#pragma unroll
-      for (int group = 0; group < KEY_GROUPS; ++group) whole.l += load_shared(&s.sum[group][row]);
-      const float inverse = whole.inverse_sum();
+      const float inverse = state_of(s, r_o.row(m, half)).inverse_sum();
 #pragma unroll
       for (int n = 0; n < r_o.N_TILES; ++n)
         r_o.tile[m][n][2 * half] *= inverse, r_o.tile[m][n][2 * half + 1] *= inverse;
-      if (warp_id() == 0 && lane_id() % 4 == 0 && row < rows)
-        store_global(g_lse + row * lse_stride, whole.lse(sigma));
     }
+  store_rows<T>(g_o + warp_id() * COLS, stride, r_o, rows, COLS);
+  if (threadIdx.x < rows) store_global(g_lse + threadIdx.x, state_of(s, threadIdx.x).lse(sigma));
 }
 
-/// Whether all parts are there now that this block's is, which it finds out for all its threads.
+/// Whether all parts are there now that this block's is, and visible to it.
 DEVICE bool comes_last(Smem& s, int* g_ticket, int count) {
   device_fence();
   block_sync();
   if (threadIdx.x == 0) store_shared(&s.last, int(take_ticket(g_ticket, count)));
   block_sync();
-  return load_shared(&s.last);
+  const bool last = load_shared(&s.last);
+  if (last) device_fence();
+  return last;
 }
 
 KERNEL(THREADS, 1)
@@ -213,7 +235,8 @@ mla(const View<const Element, 4> g_q, const View<const Element, 4> g_kv, const V
   Loader loader(g_kv, g_table, list, at, end - now);
 
   auto load_q = [&](int b) {
-    load_tile_async<THREADS>(s.q, g_q.at(b, 0, h0), g_q.stride[2], rows, WIDTH, threadIdx.x);
+    const int row0 = warp_id() * (ROWS / WARPS);
+    copy_rows(s.q, int64_t(g_q.at(b, 0, h0 + row0 + lane_id())), rows - row0);
   };
   load_q(at.b);
 #pragma unroll
@@ -256,18 +279,15 @@ mla(const View<const Element, 4> g_q, const View<const Element, 4> g_kv, const V
       accumulate(s, tile, r_o);
     }
 
-    const int first = now - at.tile, col0 = warp_id() * COLS;  // the sequence's first tile in the list
     if (count == at.tiles()) {
-      finish(s, r_o, g_lse.at(at.b, h0), g_lse.stride[1], rows, sigma);
-      store_rows<Element>(g_o.at(at.b, 0, h0) + col0, g_o.stride[2], r_o, rows, COLS);
+      store_output(s, r_o, g_o.at(at.b, 0, h0), g_o.stride[2], g_lse.at(at.b, h0), rows, sigma);
     } else {
+      const int first = now - at.tile;  // the sequence's first tile in the list
       const Parts parts{g_part, g_part_lse, unit, int(gridDim.x), list.group_of(first),
                         list.group_of(first + at.tiles() - 1)};
       const int mine = parts.place(group, at.tile == 0);
-      finish(s, r_o, g_part_lse.at(mine), 1, rows, sigma);
-      store_rows<float>(g_part.at(mine) + col0, g_part.stride[1], r_o, rows, COLS);
-      if (comes_last(s, g_tickets + at.b * gridDim.x + unit, parts.count())) {
-        device_fence();
+      store_output(s, r_o, g_part.at(mine), LATENT, g_part_lse.at(mine), rows, sigma);
+      if (comes_last(s, g_tickets + at.b * gridDim.x + unit, parts.count()))
         for (int i = threadIdx.x; i < rows * (LATENT / 4); i += THREADS) {
           const int row = i / (LATENT / 4), col = i % (LATENT / 4) * 4;
           float lse;
@@ -276,7 +296,6 @@ mla(const View<const Element, 4> g_q, const View<const Element, 4> g_kv, const V
           store_pair(to, o.x[0], o.x[1]), store_pair(to + 2, o.x[2], o.x[3]);
           if (col == 0) store_global(g_lse.at(at.b, h0 + row), lse);
         }
-      }
     }
     now += count;
     if (more) list.skip(at, count);
