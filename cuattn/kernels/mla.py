@@ -28,11 +28,11 @@ TILES = ((64, 3), (64, 2), (32, 3), (32, 2), (16, 3), (16, 2))  # (keys, stages)
 
 
 def smem_bytes(rows: int, keys: int, stages: int) -> int:
-    """sizeof(Smem): Q, the ring, P, the rows' states and a word."""
+    """sizeof(Smem): Q, the ring, P and the rows' states."""
     pieces = min(rows * keys // MMA_ROWS**2, WARPS)
     groups = max(pieces // (rows // MMA_ROWS), 1)  # of a tile's keys
     tiles = 2 * (WIDTH * (rows + stages * keys) + rows * keys)
-    return round_up(tiles + 4 * rows * (2 * groups + 2) + 16, 128)
+    return round_up(tiles + 4 * rows * (2 * groups + 2), 128)
 
 
 def _shape_of_block(shape: DecodeShape, device, chosen) -> tuple[int, int, int]:
@@ -105,7 +105,7 @@ ROW = Row(
     head_dims=range(WIDTH, WIDTH + 1), features=frozenset({"gqa", "lse", "paged"}),
     constants={"rows": None, "keys": None, "stages": None, "groups": None},
     choices={"rows": HEADS, "keys": TILE_KEYS, "stages": (2, 3, 4)},
-    teaches="One latent row serves all heads as key and as value: read once and multiplied for 16 heads it is bound by "
-            "memory, for 128 by tensor cores and shared memory.",
+    teaches="One latent row serves all heads as key and as value: it is read once, and the more heads multiply it, the "
+            "less is memory what binds.",
     plan=plan, cost=cost, arguments=arguments,
 )

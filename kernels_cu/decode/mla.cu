@@ -50,8 +50,11 @@ struct Smem {
   KeyTile ring[STAGES];
   WeightTile p;
   float top[KEY_GROUPS][ROWS], sum[KEY_GROUPS][ROWS];  // of the keys of each group
-  float m[ROWS], rescale[ROWS];
-  alignas(16) int last;  // whether this block merges the parts
+  float rescale[ROWS];
+  union {
+    float m[ROWS];
+    int last;  // whether this block merges the parts: m has been read by then
+  };
 };
 static_assert(sizeof(Smem) == SMEM_BYTES, "the plan's shared memory must be this struct");
 
@@ -212,9 +215,11 @@ DEVICE void store_output(const Smem& s, Output& r_o, T* g_o, int64_t stride, flo
 
 /// Whether all parts are there now that this block's is, and visible to it.
 DEVICE bool comes_last(Smem& s, int* g_ticket, int count) {
-  device_fence();
   block_sync();
-  if (threadIdx.x == 0) store_shared(&s.last, int(take_ticket(g_ticket, count)));
+  if (threadIdx.x == 0) {
+    device_fence();  // NOTE: of all that the barrier put before it, not of this thread's stores alone
+    store_shared(&s.last, int(take_ticket(g_ticket, count)));
+  }
   block_sync();
   const bool last = load_shared(&s.last);
   if (last) device_fence();
