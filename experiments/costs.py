@@ -19,6 +19,7 @@ from cuattn.kernels.base import (
     Unsupported,
     ceil_div,
 )
+from cuattn.kernels.mla import LATENT
 from experiments.catalog import Entry
 from experiments.sweep import work
 
@@ -45,7 +46,7 @@ def shape_of(params: Mapping[str, Any]):
     family, p = params["family"], params
     if family == "prefill":
         return AttentionShape(p["b"], p["h"], p["hkv"], p["m"], p["n"], p["d"], p["dtype"], p["causal"])
-    if family == "decode":
+    if family in ("decode", "mla"):
         pages = max([1, *(ceil_div(n, p["page_size"]) for n in lengths_of(p))])
         return DecodeShape(p["b"], p["h"], p["hkv"], p["d"], p["page_size"], pages, p["dtype"])
     if family == "cache":
@@ -73,6 +74,8 @@ def array_bytes(params: Mapping[str, Any]) -> int:
     counts = [ceil_div(n + new, p["page_size"]) for n in lengths_of(p)]
     pool = 2 * max(sum(counts), 1) * p["page_size"] * p["hkv"] * p["d"] * size
     table = p["b"] * (max([1, *counts]) + 1) * INDEX_BYTES
+    if family == "mla":
+        return pool // 2 + table + rows * (row + LATENT * size + LSE_BYTES)
     fresh = 2 * p["b"] * new * p["hkv"] * row if new else 2 * rows * row + rows * LSE_BYTES
     angles = p["d"] * (max(lengths_of(p), default=0) + new) * ANGLE_BYTES if new and rotates(p) else 0
     return pool + table + fresh + angles
@@ -101,7 +104,7 @@ def planned(params: Mapping[str, Any], entry: Entry, device) -> tuple[Plan, Cost
         As `plan_of`.
     """
     plan = plan_of(params, entry, device)
-    lengths = lengths_of(params) if params["family"] == "decode" else None
+    lengths = lengths_of(params) if params["family"] in ("decode", "mla") else None
     return plan, entry.row.cost(shape_of(params), plan, lengths)
 
 

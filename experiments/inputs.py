@@ -93,7 +93,7 @@ def page_table(lengths: list[int], page_size: int, order: str, seed: int) -> tup
 def build(machine, params: Mapping[str, Any]) -> dict[str, Any]:
     """The input arrays of a case by name, as the planning functions of `cuattn` take them.
 
-    prefill: q, k, v. decode: q, k_cache, v_cache, block_table, cache_seqlens. cache: k, v and the same cache,
+    prefill: q, k, v. decode: q, k_cache, v_cache, block_table, cache_seqlens. mla: kv_cache for both. cache: k, v and the same cache,
     with room for the new tokens; for a kernel that rotates cos and sin. pages: k_cache, v_cache, src, dst.
     """
     rng = machine.xp.random.default_rng(params["seed"])
@@ -117,13 +117,13 @@ def build(machine, params: Mapping[str, Any]) -> dict[str, Any]:
     )
     pool = (pages, params["page_size"], hkv, d)
     fresh = {"k": (b, new, hkv, d), "v": (b, new, hkv, d)} if new else {"q": (b, 1, h, d)}
+    caches = ("kv_cache",) if params["family"] == "mla" else ("k_cache", "v_cache")
     arrays = {name: normal(machine, shape, dtype, rng) for name, shape in fresh.items()}
     if new and rotates(params):
         tables = rotary_tables(max(lengths, default=0) + new, d)
         arrays |= {name: machine.upload(table) for name, table in zip(("cos", "sin"), tables)}
     return arrays | {
-        "k_cache": normal(machine, pool, dtype, rng),
-        "v_cache": normal(machine, pool, dtype, rng),
+        **{name: normal(machine, pool, dtype, rng) for name in caches},
         "block_table": machine.upload(table),
         "cache_seqlens": machine.upload(np.asarray(lengths, np.int32)),
     }

@@ -90,7 +90,7 @@ _PROVENANCE = (
 )
 _PARAMETERS = (
     ("kernel", _STRING, "", "the kernel's name"),
-    ("family", _STRING, "", "prefill, decode, cache, pages or probe"),
+    ("family", _STRING, "", "prefill, decode, mla, cache, pages or probe"),
     ("model", _STRING, "", "the model whose head counts the shape has"),
     ("b", _INT, "", "batch"),
     ("h", _INT, "", "query heads"),

@@ -126,6 +126,21 @@ def check_decode(arrays, o, lse, rounding) -> Verdict:
     return compare.check_decode(**arrays, o=o, lse=lse, rounding=rounding)
 
 
+class DecodeMla(_Ours):
+    """One query a sequence over a paged cache of latents."""
+
+    SCALE = 192**-0.5  # DeepSeek-V3's, without the factor of a longer context
+
+    def _plan(self, constants):
+        return cuattn.plan_decode_mla(**self.arrays, softmax_scale=self.SCALE, kernel=self.params["kernel"],
+                                      constants=constants)
+
+    def verdict(self) -> Verdict:
+        o, lse = self.planned.outputs
+        return compare.check_decode_mla(**self.arrays, o=o, lse=lse, softmax_scale=self.SCALE,
+                                        rounding=self.planned.plan.rounding)
+
+
 class _InPlace(_Ours):
     """What writes into its paged cache, the same each time; `operation` plans it."""
 
@@ -175,7 +190,7 @@ class CopyPages(_InPlace):
                                         v_after=a["v_cache"])
 
 
-SUBJECTS = {"prefill": Prefill, "decode": Decode, "cache": Append, "pages": CopyPages}
+SUBJECTS = {"prefill": Prefill, "decode": Decode, "mla": DecodeMla, "cache": Append, "pages": CopyPages}
 
 
 class Probe(_Ours):

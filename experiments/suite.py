@@ -40,7 +40,7 @@ class Axis:
     least: int = 0
 
 
-_PAGED = ("decode", "cache", "pages")
+_PAGED = ("decode", "mla", "cache", "pages")
 _ATTENTION = ("prefill", *_PAGED)
 _ALL = (*_ATTENTION, "probe")
 AXES = {

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cuattn.kernels.base import ELEMENT_BYTES, AttentionShape
+from cuattn.kernels.mla import LATENT, WIDTH
 from experiments import memory
 from experiments.catalog import Entry
 from experiments.lengths import batches, read_lengths
@@ -120,7 +121,7 @@ def _ragged(options: Options, machine: str) -> list[dict[str, Any]]:
 
 def _expand(sweep: Sweep, known: Mapping[str, Entry], options: Options, ragged, where: str) -> Iterable[dict]:
     family = _family(sweep, known, where)
-    if options.lengths is not None and family != "decode":
+    if options.lengths is not None and family not in ("decode", "mla"):
         return  # a request log says nothing about the other families
     names = [*sweep.kernels, *(k for k in options.kernels if known[k].family == family)]
     axes = _axes(sweep, family, bool(ragged), where)
@@ -180,9 +181,9 @@ def params_of(name: str, family: str, point: dict[str, Any], constants: dict[str
         params["constants"] = json.dumps(constants, sort_keys=True)
     if family == "prefill":
         params.setdefault("m", params["n"])
-    if family == "decode":
+    if family in ("decode", "mla"):
         params |= {"m": 1, "lengths_source": params.get("lengths_source", "uniform")}
-    if family in ("decode", "cache", "pages"):
+    if family in ("decode", "mla", "cache", "pages"):
         lengths = params.get("lengths") or [params["n"]] * params["b"]
         params |= {"tokens": sum(lengths), "max_len": max(lengths, default=0)}
     elif family == "prefill":
@@ -200,7 +201,8 @@ def within(params: Mapping[str, Any], limits: Mapping[str, Any]) -> bool:
     tokens, rows = params.get("tokens", 0), params.get("m", 0) * params.get("b", 0) * params.get("h", 0)
     if not limits.get("min_tokens", tokens) <= tokens <= limits.get("max_tokens", tokens):
         return False
-    kv_gb = 2 * tokens * params.get("hkv", 0) * params.get("d", 0) * size / 1e9
+    rows_a_key = 1 if params["family"] == "mla" else 2
+    kv_gb = rows_a_key * tokens * params.get("hkv", 0) * params.get("d", 0) * size / 1e9
     if kv_gb > limits.get("max_kv_gb", kv_gb):
         return False
     scores_gb = rows * params.get("max_len", 0) * size / 1e9
@@ -222,6 +224,8 @@ def work(params: Mapping[str, Any]) -> tuple[float, float]:
         return 0, 2 * 2 * b * m * hkv * d * size
     if params["family"] == "pages":
         return 0, 2 * moved
+    if params["family"] == "mla":
+        return 2 * params["tokens"] * h * (WIDTH + LATENT), rows + moved / 2
     if params["family"] == "decode":
         return 4 * params["tokens"] * h * d, rows + moved
     shape = AttentionShape(b, h, hkv, m, params["n"], d, params["dtype"], params["causal"])

@@ -263,6 +263,8 @@ def test_as_many_heads_as_there_are_then_the_longest_tiles_that_fit(arch, h, exp
 def test_what_cannot_be_planned_is_refused_in_a_sentence():
     with pytest.raises(Unsupported, match="mla: rows must be 16, 32, 64, got 48; change it"):
         plan(rows=48)
+    with pytest.raises(Unsupported, match="expected one KV head and head dim 576, got 2 and 128; choose"):
+        ROWS["mla"].plan(DecodeShape(1, 8, 2, 128, 16, 4, "float16"), lookup("H200"))
     with pytest.raises(Unsupported, match="mla: keys must be 16, 32, 64, got 128; change it"):
         plan(keys=128)
     with pytest.raises(Unsupported, match="at least 2 stages, got 1; change"):

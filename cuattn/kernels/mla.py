@@ -56,6 +56,9 @@ def _shape_of_block(shape: DecodeShape, device, chosen) -> tuple[int, int, int]:
 def plan(shape: DecodeShape, device, overrides=None) -> Plan:
     """As many blocks as are resident; the lengths, and with them the shares, are the kernel's own business."""
     chosen = resolve(ROW.constants, overrides)
+    if (shape.hkv, shape.d) != (1, WIDTH):
+        raise Unsupported(f"mla: expected one KV head and head dim {WIDTH}, got {shape.hkv} and {shape.d}; "
+                          "choose a decode kernel")
     rows, keys, stages = _shape_of_block(shape, device, chosen)
     units = ceil_div(shape.h, rows)
     groups = chosen["groups"] or max(device.sms // max(units, 1), 1)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from cuattn.kernels.mla import WIDTH
 from cuattn.kernels.probes import MMA_FLOPS, WORD
 from experiments import estimate
 from experiments.catalog import Entry
@@ -41,6 +42,12 @@ LETTERS: dict[str, dict[str, Letter]] = {
         **_HEADS,
     },
     "decode": {"B": Letter("b", 2, "batch"), "N": Letter("n", 256, "keys a sequence"), **_HEADS, **_PAGE},
+    "mla": {
+        "B": Letter("b", 2, "batch"),
+        "N": Letter("n", 256, "keys a sequence"),
+        "H": Letter("h", 16, "query heads", 1),
+        **_PAGE,
+    },
     "cache": {
         "B": Letter("b", 2, "batch"),
         "T": Letter("m", 4, "new rows a sequence", 1),
@@ -90,7 +97,7 @@ def letters_of(entry: Entry, text: str) -> dict[str, int]:
     chosen = {name: given.get(name, letter.default) for name, letter in known.items()}
     if "M" in known and "M" not in given and "N" in given:
         chosen["M"] = chosen["N"]
-    if "H" in given and "HKV" not in given:
+    if "H" in given and "HKV" in known and "HKV" not in given:
         chosen["HKV"] = 2 if chosen["H"] % 2 == 0 else 1
     return chosen
 
@@ -144,6 +151,8 @@ def params_for(
         point["causal"] = bool(causal)
     if family in ("cache", "pages"):
         point["h"] = point["hkv"]  # it has no queries; the suites name both
+    if family == "mla":
+        point |= {"hkv": 1, "d": WIDTH}
     if family == "probe":
         units = point.pop("n")
         point |= {"flops": MMA_FLOPS * units} if entry.name == "mma" else {"bytes": WORD * units}
