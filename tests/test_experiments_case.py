@@ -53,6 +53,7 @@ DECODE = {
     "mode": "launch",
     "seed": 3,
 }
+MLA = {**DECODE, "kernel": "mla", "family": "mla", "h": 20, "d": 576}
 APPEND = {**DECODE, "kernel": "append", "family": "cache", "m": 2}
 PAGES = {**DECODE, "kernel": "copy_pages", "family": "pages"}
 PROBE = {
@@ -148,6 +149,7 @@ def test_a_suites_rest_reaches_the_timer(gpu, monkeypatch):
         {**PREFILL, "layout": "bhsd"},
         {**PREFILL, "kernel": "standard", "constants": '{"score": "input"}'},
         DECODE,
+        MLA,
         APPEND,
         {**APPEND, "kernel": "append_rope"},
         PAGES,
@@ -169,7 +171,7 @@ def test_counted_equals_modelled_for_every_kernel(cpu, params):
         assert (row[name] is None) == (params["family"] in ("cache", "pages", "probe"))
 
 
-@pytest.mark.parametrize("params", [PREFILL, DECODE, {**APPEND, "page_order": "sorted"},
+@pytest.mark.parametrize("params", [PREFILL, DECODE, MLA, {**APPEND, "page_order": "sorted"},
                                     {**APPEND, "kernel": "append_rope"}, PAGES])
 def test_the_closed_form_of_memory_is_what_is_allocated(cpu, params):
     row = run(cpu, params)
