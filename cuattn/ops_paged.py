@@ -45,6 +45,7 @@ def _check_cache(binding: Binding, more: int = 0) -> None:
 
 
 def _check_table(binding: Binding, cache: str, more: int = 0) -> None:
+    """A table of the pages of the cache of that name, and lengths; as `_check_cache` has it."""
     t = binding.tensors
     b, (pages, page_size) = t["block_table"].shape[0], t[cache].shape[:2]
     contract.same("cache_seqlens.shape", t["cache_seqlens"].shape, "block_table", (b,))

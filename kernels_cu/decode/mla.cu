@@ -104,15 +104,13 @@ struct Loader {
 
 /// A warp's piece of S, and the states of its 16 rows: m is the rows', l the part of the keys it has seen itself.
 struct Scores {
-  static constexpr int PIECES = ROWS / MMA_M * KEY_GROUPS;
   Accumulator<MMA_M, S_COLS> r_s;
   SoftmaxRow state[2];
 
-  static METHOD bool has_piece() { return warp_id() < PIECES; }
+  static METHOD bool has_piece() { return row0() < ROWS; }
   static METHOD int row0() { return warp_id() / KEY_GROUPS * MMA_M; }
   static METHOD int key_group() { return warp_id() % KEY_GROUPS; }
-  static METHOD int row(int half) { return row0() + r_row(half); }
-  static METHOD int r_row(int half) { return Accumulator<MMA_M, S_COLS>::row(0, half); }
+  static METHOD int row(int half) { return row0() + Accumulator<MMA_M, S_COLS>::row(0, half); }
 
   /// S of a tile, and its largest score of each row to s.top.
   METHOD void multiply(Smem& s, const KeyTile& tile, int key0, int length) {
