@@ -23,8 +23,7 @@ from cuattn.probing import plan_probe
 __all__ = [
     "CompileError", "CompilerMissing", "ContractError", "Counters", "DeviceError", "MachineUnavailable",
     "OutOfPages", "PagedKVCache", "Unsupported", "append_kv", "attention", "attention_varlen", "compare",
-    "copy_pages", "decode", "decode_mla", "devices", "from_flashinfer", "kernels", "merge_states", "open_machine",
-    "plan_append", "plan_attention", "plan_attention_varlen", "plan_copy_pages", "plan_decode", "plan_decode_mla",
-    "plan_probe",
-    "reference", "timing", "to_flashinfer",
+    "copy_pages", "decode", "decode_mla", "devices", "from_flashinfer", "kernels", "merge_states",
+    "open_machine", "plan_append", "plan_attention", "plan_attention_varlen", "plan_copy_pages", "plan_decode",
+    "plan_decode_mla", "plan_probe", "reference", "timing", "to_flashinfer",
 ]

@@ -29,7 +29,8 @@ from cuattn.verdict import Mismatch, Verdict, array_module, check, distance, ind
 
 __all__ = [
     "Mismatch", "Probe", "Verdict", "check", "check_append", "check_attention", "check_attention_varlen",
-    "check_copy_pages", "check_decode", "check_decode_mla", "check_probe", "check_rotated", "dense", "sample_rows",
+    "check_copy_pages", "check_decode", "check_decode_mla", "check_probe", "check_rotated", "dense",
+    "sample_rows",
     "uniform_probe",
 ]
 
@@ -211,8 +212,10 @@ def check_decode(
     return _judge(q, keys, (np.zeros_like(end), end), o, lse, scale, rounding, sample, seed)
 
 
-def check_decode_mla(q, kv_cache, block_table, cache_seqlens, o, lse=None, *, softmax_scale, **options) -> Verdict:
-    """Judge the output of latent decode; shapes as in `reference.decode_mla`, the rest as in `check_decode`."""
+def check_decode_mla(
+    q, kv_cache, block_table, cache_seqlens, o, lse=None, *, softmax_scale, **options
+) -> Verdict:
+    """Judge latent decode; shapes as in `reference.decode_mla`, the rest as in `check_decode`."""
     return check_decode(q, kv_cache, kv_cache[..., :LATENT], block_table, cache_seqlens, o, lse,
                         softmax_scale=softmax_scale, **options)
 

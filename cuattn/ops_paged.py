@@ -24,7 +24,8 @@ def _check_ranks_of_pool(**caches) -> None:
 
 def _check_page_size(name: str, cache: Tensor) -> None:
     if cache.shape[1] == 0:
-        raise contract.refuse(name, "a page size of at least 1", 0, "check its shape (num_pages, page_size, HKV, D)")
+        raise contract.refuse(name, "a page size of at least 1", 0,
+                              "check its shape (num_pages, page_size, HKV, D)")
 
 
 def _check_pool(t: dict[str, Tensor]) -> None:
@@ -141,21 +142,22 @@ def plan_decode_mla(q, kv_cache, block_table, cache_seqlens, *, softmax_scale: f
     """Decode of multi-head latent attention over a paged cache, bound to its arrays.
 
     All query heads attend to one row a key, whose first 512 elements are its value too (DeepSeek-V2,
-    arXiv:2405.04434, section 2.1, with the projections absorbed): what FlashMLA's `flash_mla_with_kvcache` and
-    FlashInfer's `BatchMLAPagedAttentionWrapper` compute. `run()` returns (o, lse) and follows lengths as they grow.
+    arXiv:2405.04434, section 2.1, with the projections absorbed): what FlashMLA's `flash_mla_with_kvcache`
+    and FlashInfer's `BatchMLAPagedAttentionWrapper` compute. `run()` returns (o, lse) and follows lengths as
+    they grow.
 
     Parameters
     ----------
     q : array, [B, 1, H, 576]
-        One new query a sequence, 512 elements for the latent and 64 with RoPE; float16 or bfloat16. Any H: 16 to
-        128 are usual.
+        One new query a sequence, 512 elements for the latent and 64 with RoPE; float16 or bfloat16. Any H: 16
+        to 128 are usual.
     kv_cache : array, [num_pages, page_size, 1, 576]
         Latents of 512 elements and 64 rotated ones behind them. Any page size.
     block_table, cache_seqlens, out
         As in `plan_decode`.
     softmax_scale : float
-        The model's, of the head dim before absorption: 1/sqrt(192) for DeepSeek-V2 and -V3 without the factor of a
-        longer context. It does not follow from 576, so there is no default.
+        The model's, of the head dim before absorption: 1/sqrt(192) for DeepSeek-V2 and -V3 without the factor
+        of a longer context. It does not follow from 576, so there is no default.
     kernel, constants
         A kernel of this kind; "auto" is mla. Its parts of a sequence depend on the lengths of all.
 
@@ -180,11 +182,12 @@ def plan_decode_mla(q, kv_cache, block_table, cache_seqlens, *, softmax_scale: f
     if m != 1:
         raise contract.refuse("q", "one query a sequence, (B, 1, H, D)", tuple(q.shape), "split the call")
     if d != mla.WIDTH:
-        raise contract.refuse("q", f"a head dim of {mla.WIDTH}, {mla.LATENT} of the latent and {mla.ROPE} of RoPE", d,
+        parts = f"{mla.LATENT} of the latent and {mla.ROPE} of RoPE"
+        raise contract.refuse("q", f"a head dim of {mla.WIDTH}, {parts}", d,
                               "absorb the key's projection into q first")
     if heads != 1:
-        raise contract.refuse("kv_cache", "one latent head for all of q's, (num_pages, page_size, 1, D)", heads,
-                              "use decode for several")
+        raise contract.refuse("kv_cache", "one latent head for all of q's, (num_pages, page_size, 1, D)",
+                              heads, "use decode for several")
     contract.dtype("q", t["q"], row.dtypes)
     contract.same("kv_cache.dtype", t["kv_cache"].dtype, "q", t["q"].dtype)
     contract.same("kv_cache head dim", t["kv_cache"].shape[3], "q", d)

@@ -93,8 +93,9 @@ def page_table(lengths: list[int], page_size: int, order: str, seed: int) -> tup
 def build(machine, params: Mapping[str, Any]) -> dict[str, Any]:
     """The input arrays of a case by name, as the planning functions of `cuattn` take them.
 
-    prefill: q, k, v. decode: q, k_cache, v_cache, block_table, cache_seqlens. mla: kv_cache for both. cache: k, v and the same cache,
-    with room for the new tokens; for a kernel that rotates cos and sin. pages: k_cache, v_cache, src, dst.
+    prefill: q, k, v. decode: q, k_cache, v_cache, block_table, cache_seqlens. mla: one kv_cache for both.
+    cache: k, v and the cache of decode, with room for the new tokens; for a kernel that rotates cos and sin.
+    pages: k_cache, v_cache, src, dst.
     """
     rng = machine.xp.random.default_rng(params["seed"])
     b, h, hkv, d, dtype = (params[key] for key in ("b", "h", "hkv", "d", "dtype"))

@@ -303,7 +303,8 @@ class Row:
     Parameters
     ----------
     name, family : str
-        Family is prefill, decode, mla (decode over latents), cache (new rows), pages (copies of them) or probe.
+        Family is prefill, decode, mla (decode over latents), cache (new rows), pages (copies of them) or
+        probe.
     file : str
         Path below `kernels_cu/`; for a kernel from outside absolute, or from its module's folder.
     archs : tuple of str

@@ -24,7 +24,7 @@ WIDTH = LATENT + ROPE  # elements of a row of the cache and of q
 WARPS = 8  # the kernel's own
 MOST_PARTS = 32  # of a sequence, in the mean; the kernel's own
 HEADS, TILE_KEYS = (16, 32, 64), (16, 32, 64)
-TILES = ((64, 3), (64, 2), (32, 3), (32, 2), (16, 3), (16, 2))  # (keys, stages): the most bytes on their way first
+TILES = ((64, 3), (64, 2), (32, 3), (32, 2), (16, 3), (16, 2))  # (keys, stages), the longest tiles first
 
 
 def smem_bytes(rows: int, keys: int, stages: int) -> int:
@@ -39,7 +39,8 @@ def _shape_of_block(shape: DecodeShape, device, chosen) -> tuple[int, int, int]:
     """(rows, keys, stages): as many heads as there are up to 64, then the longest tiles that fit."""
     for name, known in (("rows", HEADS), ("keys", TILE_KEYS)):
         if chosen[name] not in (None, *known):
-            raise Unsupported(f"mla: {name} must be {', '.join(map(str, known))}, got {chosen[name]}; change it")
+            raise Unsupported(f"mla: {name} must be {', '.join(map(str, known))}, got {chosen[name]}; "
+                              "change it")
     if chosen["stages"] == 1:
         raise Unsupported("mla: needs at least 2 stages, got 1; change them")
     wanted = min(round_up(max(shape.h, 1), MMA_ROWS), HEADS[-1])
@@ -49,8 +50,8 @@ def _shape_of_block(shape: DecodeShape, device, chosen) -> tuple[int, int, int]:
             keys, stages = chosen["keys"] or keys, chosen["stages"] or stages
             if smem_bytes(rows, keys, stages) <= device.smem_per_block:
                 return rows, keys, stages
-    raise Unsupported(f"mla: {rows} rows with {stages} stages of {keys} keys do not fit the {device.smem_per_block} "
-                      f"bytes of shared memory of {device.name}; choose fewer")
+    raise Unsupported(f"mla: {rows} rows with {stages} stages of {keys} keys do not fit the "
+                      f"{device.smem_per_block} bytes of shared memory of {device.name}; choose fewer")
 
 
 def plan(shape: DecodeShape, device, overrides=None) -> Plan:
@@ -63,14 +64,12 @@ def plan(shape: DecodeShape, device, overrides=None) -> Plan:
     units = ceil_div(shape.h, rows)
     groups = chosen["groups"] or max(device.sms // max(units, 1), 1)
     most = shape.b * max(ceil_div(shape.max_pages * shape.page_size, keys), 1)
-    if (most + 1) * (groups + 1) > shares.MOST_PRODUCT:
-        raise Unsupported("mla: expected a batch and table of at most "
-                          f"{shares.MOST_PRODUCT // (groups + 1) - 1} tiles of {keys} keys, got {most}; split the call")
+    shares.check_list("mla", most, groups, f"tiles of {keys} keys", "split the call")
     check_grid("mla", "groups", groups)
-    compiled = {"ROWS": rows, "KEYS": keys, "STAGES": stages, "PAGE_SIZE": shape.page_size, "Element": shape.dtype,
-                "SMEM_BYTES": smem_bytes(rows, keys, stages)}
+    compiled = {"ROWS": rows, "KEYS": keys, "STAGES": stages, "PAGE_SIZE": shape.page_size,
+                "Element": shape.dtype, "SMEM_BYTES": smem_bytes(rows, keys, stages)}
     grid = (units, groups if shape.b else 0, 1)
-    places = 2 * units * groups  # a block has one for the rest of a sequence, and one for the start of another
+    places = 2 * units * groups  # for a block the rest of a sequence, and the start of another
     scratch = {"part": ((places, rows, LATENT), "float32"), "part_lse": ((places, rows), "float32"),
                "tickets": ((shape.b * units,), "int32")}
     launch = Launch("decode/mla.cu", "mla", grid, shares.WARP * WARPS, compiled["SMEM_BYTES"], compiled)
@@ -93,12 +92,13 @@ def cost(shape: DecodeShape, plan: Plan, lengths) -> Cost:
         if not whole:
             loaded += shape.h * (LATENT * 4 + LATENT // 4 * 4)
             stored += shape.h * (LATENT * size + 4) if done == 0 else 0  # once a sequence
-    return Cost(2 * shape.h * tokens * (WIDTH + LATENT), loaded, stored, plan.launch_count, plan.scratch_bytes)
+    flops = 2 * shape.h * tokens * (WIDTH + LATENT)
+    return Cost(flops, loaded, stored, plan.launch_count, plan.scratch_bytes)
 
 
 def arguments(shape: DecodeShape, plan: Plan, t) -> list:
-    arrays = [(name, t[name]) for name in ("q", "kv_cache", "block_table", "cache_seqlens", "o", "lse", "part",
-                                           "part_lse", "tickets")]
+    arrays = [(name, t[name]) for name in ("q", "kv_cache", "block_table", "cache_seqlens", "o", "lse",
+                                           "part", "part_lse", "tickets")]
     return [[*arrays, ("sigma", np.float32(t["softmax_scale"])), ("BATCH", np.int32(shape.b)),
              ("HEADS", np.int32(shape.h))]]
 
@@ -108,7 +108,7 @@ ROW = Row(
     head_dims=range(WIDTH, WIDTH + 1), features=frozenset({"gqa", "lse", "paged"}),
     constants={"rows": None, "keys": None, "stages": None, "groups": None},
     choices={"rows": HEADS, "keys": TILE_KEYS, "stages": (2, 3, 4)},
-    teaches="One latent row serves all heads as key and as value: it is read once, and the more heads multiply it, the "
-            "less is memory what binds.",
+    teaches="One latent row serves all heads as key and as value: it is read once, and the more heads multiply "
+            "it, the less is memory what binds.",
     plan=plan, cost=cost, arguments=arguments,
 )

@@ -63,9 +63,8 @@ def plan(shape: DecodeShape, device, overrides=None) -> Plan:
                           f"stages={stages}; change them")
     groups = chosen["groups"] or max(per_sm * device.sms // max(units(shape), 1), 1)
     most = shape.b * max(ceil_div(shape.max_pages * shape.page_size, keys * warps), 1)
-    if (most + 1) * (groups + 1) > shares.MOST_PRODUCT:
-        raise Unsupported(f"paged_stream: expected a batch and table of at most {shares.MOST_PRODUCT // (groups + 1) - 1} "
-                          f"rounds of {keys * warps} keys, got {most}; choose paged, or split the call")
+    shares.check_list("paged_stream", most, groups, f"rounds of {keys * warps} keys",
+                      "choose paged, or split the call")
     check_grid("paged_stream", "groups", groups)
     check_grid("paged_stream", "sequences", shape.b)
     grid = (units(shape), groups if shape.b else 0, 1)

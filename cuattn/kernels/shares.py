@@ -1,16 +1,24 @@
 """Equal shares of one list of tiles, as paged_stream.cu and decode/shares.cuh divide it on the device."""
 from __future__ import annotations
 
-from cuattn.kernels.base import ceil_div
+from cuattn.kernels.base import Unsupported, ceil_div
 
 WARP = 32
 MOST_PRODUCT = 2**31 - 1  # of tiles and groups: the kernels divide in 32 bits
 
 
+def check_list(kernel: str, most: int, groups: int, tiles: str, instead: str) -> None:
+    """Refuses a list of up to `most` tiles whose shares the kernels cannot compute."""
+    if (most + 1) * (groups + 1) > MOST_PRODUCT:
+        raise Unsupported(f"{kernel}: expected a batch and table of at most {MOST_PRODUCT // (groups + 1) - 1} "
+                          f"{tiles}, got {most}; {instead}")
+
+
 def stretches(lengths, keys: int, groups: int, most_parts: int) -> list[list[tuple[int, int, int, bool]]]:
     """What each group takes of sequences cut into tiles of so many keys.
 
-    Of each stretch (sequence, first tile, tiles, whether it is the whole sequence); `most_parts`: groups a sequence.
+    Of each stretch (sequence, first tile, tiles, whether it is the whole sequence). `most_parts`: groups for
+    each sequence.
     """
     work = [max(ceil_div(length, keys), 1) for length in lengths]
     total = sum(work)

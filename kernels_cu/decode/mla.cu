@@ -1,19 +1,19 @@
-// mla: decode of multi-head latent attention over a paged cache (DeepSeek-V2, arXiv:2405.04434; as FlashMLA and
-// FlashInfer's MLA define it, with the projections absorbed into q and into what follows o).
+// mla: decode of multi-head latent attention over a paged cache (DeepSeek-V2, arXiv:2405.04434; as FlashMLA
+// and FlashInfer's MLA define it, with the projections absorbed into q and into what follows o).
 //
-//   S = q · [c, r]ᵀ       O = softmax(σ S) c       c: 512 latent numbers a key, r: 64 rotated ones behind them
+//   S = q · [c, r]ᵀ      O = softmax(σ S) c      c: 512 latent numbers a key, r: 64 rotated ones behind them
 //
-// All query heads share one row a key, and its first 512 numbers are the value: a row is copied once and multiplied
-// twice. The keys of the batch are one list of tiles, of which groups of blocks take equal shares (shares.cuh); a
-// sequence that several shares cut is merged by whoever is last.
+// All query heads share one row a key, and its first 512 numbers are the value: a row is copied once and
+// multiplied twice. The keys of the batch are one list of tiles, of which groups of blocks take equal shares
+// (shares.cuh); a sequence that several shares cut is merged by whoever is last.
 //
-// grid    (ceil(H / ROWS), groups), as many as are resident at once; the blocks of a group run side by side, so that
-//         the second one finds the rows in L2
-// block   8 warps and ROWS heads. Of a tile's S each warp has 16 heads and S_COLS keys, P goes through shared memory,
-//         and of O each warp has all heads and 64 columns. Three block barriers a tile
+// grid    (ceil(H / ROWS), groups), as many as are resident at once; the blocks of a group run side by side,
+//         so that the second one finds the rows in L2
+// block   8 warps and ROWS heads. Of a tile's S each warp has 16 heads and S_COLS keys, P goes through shared
+//         memory, and of O each warp has all heads and 64 columns. Three block barriers a tile
 // smem    Q, a ring of STAGES tiles that runs on from sequence to sequence, P, and the rows' states
-// bytes   every row and its page number once for each ROWS heads; Q once for each stretch of a sequence; O and LSE; of
-//         a sequence that is cut, every part written and read
+// bytes   every row and its page number once for each ROWS heads; Q once for each stretch of a sequence; O and
+//         LSE; of a sequence that is cut, every part written and read
 #include "decode/shares.cuh"
 #include "prim/acc.cuh"
 #include "prim/mask.cuh"
@@ -58,8 +58,8 @@ struct Smem {
 };
 static_assert(sizeof(Smem) == SMEM_BYTES, "the plan's shared memory must be this struct");
 
-/// Starts a warp's copies of its share of a tile's rows: in lane i the address of the i-th, and `there` of them are to
-/// be read. NOTE: unrolled whole, the places in shared memory are kept in registers that O wants.
+/// Starts a warp's copies of its share of a tile's rows: in lane i the address of the i-th, and `there` of them
+/// are to be read. NOTE: unrolled whole, the places in shared memory are kept in registers that O wants.
 template <class Tile> DEVICE void copy_rows(Tile& s, int64_t mine, int there) {
   constexpr int COUNT = Tile::ROWS / WARPS, CHUNKS = WIDTH / 8;
 #pragma unroll 3
@@ -102,7 +102,7 @@ struct Loader {
   }
 };
 
-/// A warp's piece of S, and the states of its 16 rows: m is the rows', l the part of the keys it has seen itself.
+/// A warp's piece of S, and the states of its 16 rows: m is the rows', l of the keys that it has seen itself.
 struct Scores {
   Accumulator<MMA_M, S_COLS> r_s;
   SoftmaxRow state[2];
@@ -134,7 +134,8 @@ struct Scores {
     for (int half = 0; half < 2; ++half) {
       float top = -INFINITY;
 #pragma unroll
-      for (int group = 0; group < KEY_GROUPS; ++group) top = fmaxf(top, load_shared(&s.top[group][row(half)]));
+      for (int group = 0; group < KEY_GROUPS; ++group)
+        top = fmaxf(top, load_shared(&s.top[group][row(half)]));
       const float rescale = state[half].raise(top, sigma2);
       if (key_group() == 0 && lane_id() % 4 == 0) store_shared(&s.rescale[row(half)], rescale);
 #pragma unroll
@@ -197,7 +198,8 @@ DEVICE SoftmaxRow state_of(const Smem& s, int row) {
 
 /// Writes O / l and LSE of `rows` rows, `stride` apart and neighbours.
 template <class T>
-DEVICE void store_output(const Smem& s, Output& r_o, T* g_o, int64_t stride, float* g_lse, int rows, float sigma) {
+DEVICE void store_output(const Smem& s, Output& r_o, T* g_o, int64_t stride, float* g_lse, int rows,
+                         float sigma) {
 #pragma unroll
   for (int m = 0; m < r_o.M_TILES; ++m)
 #pragma unroll

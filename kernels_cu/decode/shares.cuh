@@ -1,5 +1,5 @@
-// shares: the keys of a batch as one list of tiles, and of it equal shares for groups of blocks (Stream-K, Osama et
-// al. 2023), by lengths that lie on the device; and the parts of a sequence that several shares cut.
+// shares: the keys of a batch as one list of tiles, and of it equal shares for groups of blocks (Stream-K,
+// Osama et al. 2023), by lengths that lie on the device; and the parts of a sequence that several shares cut.
 //
 //   share of group g = tiles [⌊g T / G⌋, ⌊(g + 1) T / G⌋)     of T tiles over G groups
 //
@@ -64,8 +64,8 @@ struct alignas(16) Quad {
   float x[4];
 };
 
-/// The parts of one sequence that the groups from `first` to `last` leave, in the order of its keys. Of each unit a
-/// group has two places, one for the rest of a sequence and one for the start of another.
+/// The parts of one sequence that the groups from `first` to `last` leave, in the order of its keys. Of each
+/// unit a group has two places, one for the rest of a sequence and one for the start of another.
 struct Parts {
   const View<float, 3>& g_o;
   const View<float, 2>& g_lse;
