@@ -31,15 +31,16 @@ PROBES = dict(THREADS=256, UNROLL=8, WIDTH=16, Element="bfloat16")
 
 
 def shapes(row, arch):
-    """The shapes of the row's family whose plans differ, of each a small, a usual and the largest head dim.
+    """The shapes of the row's family whose plans differ, of each a usual and the largest head dim.
 
     Two architectures, the oldest and Hopper, also get those whose code differs less: other head dims, float16,
     a single query.
     """
     more = arch in ("sm_80", "sm_90a")
+    usual = (64, 128, 256) if more else (128, 256)
     between = (96, 136, 192) if arch == "sm_90a" else ()
     if row.family == "prefill":
-        for d in (64, 128, 256, *between):
+        for d in (*usual, *between):
             yield AttentionShape(1, 8, 2, 4096, 4096, d, "bfloat16", True)
         if more:
             yield AttentionShape(1, 8, 2, 4096, 4096, 80, "bfloat16", False)
@@ -47,7 +48,7 @@ def shapes(row, arch):
             yield AttentionShape(1, 8, 2, 1, 4096, 128, "bfloat16")
             yield from featured(row, arch)
     elif row.family == "decode":
-        yield from (DecodeShape(1, 8, 2, d, 16, 256, "bfloat16") for d in (64, 128, 256, *between))
+        yield from (DecodeShape(1, 8, 2, d, 16, 256, "bfloat16") for d in (*usual, *between))
         if more:
             yield DecodeShape(512, 8, 2, 128, 16, 256, "float16")
     elif row.family == "mla":
