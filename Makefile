@@ -1,8 +1,9 @@
 # Two commands do everything on a fresh machine: `make demo` and `make test`. They make .venv first.
-# PYTHON=python3.12 picks an interpreter, WHEELS=folder installs offline, JOBS=4 runs tests on that many cores.
+# PYTHON=python3.12 picks an interpreter, WHEELS=folder installs offline, JOBS=4 runs as many tests
+# at a time (3 suit two cores: some wait for clocks and processes).
 
 PYTHON ?= python3
-JOBS ?= 2
+JOBS ?= 3
 PORT ?= 8501
 RECORD ?= h200
 SUITES ?= ceilings quick memory page-size paged-ladder decode-batch gqa peers ladder block-size precision layout crossover \

@@ -66,7 +66,8 @@ def test_memory_page_opens_where_most_kernels_ran(open_page, recorded):
 
 def test_decode_page_shows_pages_order_and_ragged_batches(open_page, recorded):
     app = open_page("decode", shipped=recorded)
-    assert words(app)[:4] == [
+    assert words(app)[:5] == [
+        "Decode time over the read floor",
         "Decode of batches of one length over page size, time in µs",
         "Decode of real request lengths over page size, time in µs",
         "Time with shuffled pages ÷ time with sorted pages",
