@@ -52,7 +52,7 @@ VOCABULARY = ("block_sync", "warp_sync", "named_sync", "named_arrive", "cp_async
 WAITS = ("cp_async_wait", "bulk_wait", "bulk_wait_read", "wgmma_wait")  # with the number of groups that may stay in flight
 INSTRUMENTS = ("shadow", "poison", "report", "schedule")
 NOTHING = "(void)0"  # what a deleted call becomes
-ONE_IN = 6  # are tried again by the tests
+ONE_IN = 10  # are tried again by the tests
 STEPS = 1 << 22  # of a block, after which a mutant is taken to wait forever
 
 # Why a mutant that nobody notices is no fault of the instruments, by its key.

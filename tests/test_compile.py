@@ -68,16 +68,17 @@ def shapes(row, arch):
 
 
 def featured(row, arch):
-    """Shapes with all of `AttentionShape.features` that the row offers, and on Hopper with each alone."""
+    """Shapes with all of `AttentionShape.features` that the row offers, and on Hopper with those alone that
+    once spilled."""
     asked = {"window": (512, -1), "softcap": True, "sinks": True, "packed": (5000, 5000), "dv": 64}
     offered = {name: value for name, value in asked.items()
                if {"packed": "varlen"}.get(name, name) in row.features}
     for d in (64, 128, 256) if offered else ():
         yield AttentionShape(1, 8, 2, 4096, 4096, d, "bfloat16", True, **offered)
     if arch == "sm_90a":
-        for name, value in offered.items():
-            d = 96 if name in ("softcap", "packed") else 128  # where registers are scarcest
-            yield AttentionShape(1, 8, 2, 4096, 4096, d, "bfloat16", **{name: value})
+        for name in ("softcap", "packed"):
+            yield from (AttentionShape(1, 8, 2, 4096, 4096, d, "bfloat16", **{name: offered[name]})
+                        for d in (96, 128) if name in offered)
 
 
 @pytest.mark.parametrize("arch", ARCHS)
