@@ -30,8 +30,7 @@ from cuattn.verdict import Mismatch, Verdict, array_module, check, distance, ind
 __all__ = [
     "Mismatch", "Probe", "Verdict", "check", "check_append", "check_attention", "check_attention_varlen",
     "check_copy_pages", "check_decode", "check_decode_mla", "check_probe", "check_rotated", "dense",
-    "sample_rows",
-    "uniform_probe",
+    "sample_rows", "uniform_probe",
 ]
 
 # (query, key) pairs up to which every row is checked; beyond, the reference would take more than seconds.

@@ -12,6 +12,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from experiments import store
 from experiments.catalog import current_hashes
 from experiments.crew import Crew
@@ -63,12 +65,12 @@ def _said_by(suite: Suite) -> dict[str, Any]:
 def aged(run: Run) -> list[Case]:
     """The cases to take anew."""
     latest, least = run.latest(), run.manifest["repeat"]["min_samples"]
-    old = _stale(run.path)
+    old = _stale(latest)
     return [case for case in run.cases if _is_aged(latest.get(case.case_id), old, least)]
 
 
-def _stale(path: Path) -> set[str]:
-    frame = store.read_runs(path).frame
+def _stale(latest: dict[str, dict[str, Any]]) -> set[str]:
+    frame = pd.DataFrame(list(latest.values()), columns=["case_id", "kernel", "source_hash"])
     return set(frame["case_id"][store.stale(frame, current_hashes())])
 
 

@@ -2,10 +2,10 @@
 from __future__ import annotations
 
 from cuattn.kernels import append
-from cuattn.kernels.base import ELEMENT_BYTES, AppendShape, Cost, Launch, Plan, Row, check_grid, resolve
+from cuattn.kernels.base import ELEMENT_BYTES, WARP, AppendShape, Cost, Launch, Plan, Row, check_grid, resolve
 
 FILE = "cache/append_rope.cu"
-WARP, MOST_WARPS = 32, 16
+MOST_WARPS = 16
 
 
 def _warps(shape: AppendShape) -> int:

@@ -17,6 +17,7 @@ from typing import Any
 ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
 SCRATCH_BYTES = {**ELEMENT_BYTES, "int32": 4}  # scratch may also hold numbers of pages and keys
 MMA_ROWS = 16  # rows of one mma.sync tile
+WARP = 32  # threads
 MAX_THREADS = 1024  # of a block
 GRID_LIMIT = 65535  # of the y and z extents of a grid
 MOST_LAUNCHES = 1 << 19  # seconds of launching; beyond, the host would hold gigabytes of them

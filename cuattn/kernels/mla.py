@@ -7,6 +7,7 @@ from cuattn.kernels import shares
 from cuattn.kernels.base import (
     ELEMENT_BYTES,
     MMA_ROWS,
+    WARP,
     Cost,
     DecodeShape,
     Launch,
@@ -72,7 +73,7 @@ def plan(shape: DecodeShape, device, overrides=None) -> Plan:
     places = 2 * units * groups  # for a block the rest of a sequence, and the start of another
     scratch = {"part": ((places, rows, LATENT), "float32"), "part_lse": ((places, rows), "float32"),
                "tickets": ((shape.b * units,), "int32")}
-    launch = Launch("decode/mla.cu", "mla", grid, shares.WARP * WARPS, compiled["SMEM_BYTES"], compiled)
+    launch = Launch("decode/mla.cu", "mla", grid, WARP * WARPS, compiled["SMEM_BYTES"], compiled)
     tunables = {"rows": rows, "keys": keys, "stages": stages, "groups": groups}
     return Plan((launch,), tunables, scratch, zeroed=frozenset({"tickets"}))
 

@@ -9,6 +9,7 @@ from cuattn.kernels.base import (
     ELEMENT_BYTES,
     MAX_THREADS,
     MMA_ROWS,
+    WARP,
     Cost,
     DecodeShape,
     Launch,
@@ -33,17 +34,17 @@ def smem_bytes(d: int, group: int, keys: int, warps: int, stages: int) -> int:
 
 
 def _shape_of_block(shape: DecodeShape, device, chosen) -> tuple[int, int, int, int]:
-    """(keys, warps, stages, blocks an SM): the deepest rings of which two blocks fit an SM, else one block."""
+    """(keys, warps, stages, blocks an SM): one block that has the SM, with as many warps as fit."""
     keys = chosen["keys"] or (32 if shape.d <= 64 else 16)
     if keys not in (16, 32):
         raise Unsupported(f"paged_stream: keys must be 16 or 32, got {keys}; change it")
     candidates = [(8, 2), (4, 3), (4, 2), (2, 3), (2, 2), (1, 2)]
     candidates = [(chosen["warps"] or w, chosen["stages"] or s) for w, s in candidates]
-    for blocks in (chosen["blocks_per_sm"],) if chosen["blocks_per_sm"] else (1, 2):
-        for warps, stages in candidates:
-            smem = smem_bytes(shape.d, max(shape.group, 1), keys, warps, stages)
-            if smem <= device.smem_per_block and blocks * (smem + 1024) <= device.smem_per_sm:
-                return keys, warps, stages, blocks
+    blocks = chosen["blocks_per_sm"] or 1
+    for warps, stages in candidates:
+        smem = smem_bytes(shape.d, max(shape.group, 1), keys, warps, stages)
+        if smem <= device.smem_per_block and blocks * (smem + 1024) <= device.smem_per_sm:
+            return keys, warps, stages, blocks
     raise Unsupported(f"paged_stream: {candidates[0][0]} warps with {candidates[0][1]} stages at head dim "
                       f"{shape.d} do not fit the {device.smem_per_block} bytes of shared memory of "
                       f"{device.name}; choose fewer")
@@ -58,7 +59,7 @@ def plan(shape: DecodeShape, device, overrides=None) -> Plan:
     """As many blocks as are resident; the lengths, and with them the shares, are the kernel's own business."""
     chosen = resolve(ROW.constants, overrides)
     keys, warps, stages, per_sm = _shape_of_block(shape, device, chosen)
-    if stages < 2 or shares.WARP * warps > MAX_THREADS:
+    if stages < 2 or WARP * warps > MAX_THREADS:
         raise Unsupported(f"paged_stream: needs 1 to 32 warps and at least 2 stages, got warps={warps}, "
                           f"stages={stages}; change them")
     groups = chosen["groups"] or max(per_sm * device.sms // max(units(shape), 1), 1)
@@ -77,7 +78,7 @@ def plan(shape: DecodeShape, device, overrides=None) -> Plan:
     rows = min(max(shape.group, 1), MMA_ROWS)
     scratch = {"part": ((2 * blocks, rows, shape.d), "float32"), "part_lse": ((2 * blocks, rows), "float32"),
                "tickets": ((shape.b * units(shape),), "int32")}
-    launch = Launch("decode/paged_stream.cu", "paged_stream", grid, shares.WARP * warps, smem, compiled)
+    launch = Launch("decode/paged_stream.cu", "paged_stream", grid, WARP * warps, smem, compiled)
     tunables = {"keys": keys, "warps": warps, "stages": stages, "blocks_per_sm": per_sm, "groups": groups}
     return Plan((launch,), tunables, scratch, zeroed=frozenset({"tickets"}))
 
@@ -93,7 +94,7 @@ def cost(shape: DecodeShape, plan: Plan, lengths) -> Cost:
     (count, groups, _), threads = plan.launches[0].grid, plan.launches[0].block
     if not count or not groups:
         return Cost(0, 0, 0, plan.launch_count, plan.scratch_bytes)
-    size, tokens, d, warps = ELEMENT_BYTES[shape.dtype], sum(lengths), shape.d, threads // shares.WARP
+    size, tokens, d, warps = ELEMENT_BYTES[shape.dtype], sum(lengths), shape.d, threads // WARP
     loaded, stored = count * tokens * (2 * d * size + 4), 0
     taken = stretches(plan, lengths)
     loaded += count * shares.lengths_read(taken, shape.b, groups, threads)

@@ -1,9 +1,8 @@
 """Equal shares of one list of tiles, as paged_stream.cu and decode/shares.cuh divide it on the device."""
 from __future__ import annotations
 
-from cuattn.kernels.base import Unsupported, ceil_div
+from cuattn.kernels.base import WARP, Unsupported, ceil_div
 
-WARP = 32
 MOST_PRODUCT = 2**31 - 1  # of tiles and groups: the kernels divide in 32 bits
 
 
