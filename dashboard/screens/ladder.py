@@ -49,10 +49,16 @@ def choose(made: pd.DataFrame) -> tuple[pd.DataFrame, str]:
         devices = list(made["device"].value_counts().index)
         device = views.choose("Device", devices, "ladder_device", timed[0] if timed else None)
         made = made[made["device"] == device]
-        paths = made.sort_values("finished_at", ascending=False, na_position="last")["run_path"]
-        runs = {data.short_name(path): path for path in dict.fromkeys(paths)}
+        runs = {data.short_name(path): path for path in _runs(made)}
         made = made[made["run_path"] == runs[views.choose("Run", list(runs), "ladder_run")]]
         return made, views.choose("Shape, dtype and mode", steps.points(made), "ladder_point")
+
+
+def _runs(made: pd.DataFrame) -> list[str]:
+    """The paths of runs, those that had the whole device first, of them the newest."""
+    made = made.assign(limited=made["memory_limit_bytes"].notna())
+    made = made.sort_values(["limited", "finished_at"], ascending=[True, False], na_position="last")
+    return list(dict.fromkeys(made["run_path"]))
 
 
 def climb(made: pd.DataFrame) -> None:
