@@ -201,17 +201,24 @@ def grid(b: int, h: int) -> None:
             raise refuse(argument, f"at most {GRID_LIMIT}", extent, "split the call")
 
 
-def page_table(num_pages: int, page_size: int, table: np.ndarray, lengths: np.ndarray, more: int = 0) -> None:
+def page_size(name: str, t: Tensor) -> None:
+    """The second dimension of a cache."""
+    if t.shape[1] == 0:
+        raise refuse(name, "a page size of at least 1", 0, "check its shape (num_pages, page_size, HKV, D)")
+
+
+def page_table(num_pages: int, page_size: int, table: np.ndarray, lengths: np.ndarray, more: int = 0,
+               name: str = "cache_seqlens") -> None:
     """Values of a block table and of lengths, before anything is read through them.
 
-    `more` is the number of rows about to be written behind each length. Entries behind a sequence's last page
-    may hold anything.
+    `more` is the number of rows about to be written behind each length, which argument `name` says. Entries
+    behind a sequence's last page may hold anything.
     """
     lengths = lengths.astype(np.int64)
     capacity = table.shape[1] * page_size
     if lengths.size and (lengths.min() < 0 or lengths.max() + more > capacity):
         b = int(lengths.argmin() if lengths.min() < 0 else lengths.argmax())
-        raise refuse(f"cache_seqlens[{b}]",
+        raise refuse(f"{name}[{b}]",
                      f"0 to {capacity - more}, what {table.shape[1]} pages of {page_size} hold",
                      int(lengths[b]), "widen block_table or shorten the sequence")
     used = np.arange(table.shape[1])[None, :] * page_size < (lengths + more)[:, None]

@@ -22,10 +22,12 @@ def _bound(sinks, **arrays) -> Binding:
     return Binding(**arrays)
 
 
-def _check_arrays(binding: Binding, row: Row) -> None:
+def _check_arrays(binding: Binding, row: Row, paged: bool = False) -> None:
     """Dtypes, head dims, heads and alignment of q, k, v, whose batches agree, and of the sinks."""
     tq, tk, tv = (binding.tensors[name] for name in "qkv")
     (b, _, h, d), (n, hkv) = tq.shape, tk.shape[1:3]
+    if paged:
+        b = tk.shape[0]  # a pool of pages
     contract.dtype("q", tq, row.dtypes)
     for name, t in (("k", tk), ("v", tv)):
         contract.same(f"{name}.dtype", t.dtype, "q", tq.dtype)
@@ -40,10 +42,10 @@ def _check_arrays(binding: Binding, row: Row) -> None:
         contract.sinks(binding.tensors["sinks"], h)
 
 
-def _shape(binding: Binding, row: Row, b: int, m: int, n: int, scores: dict, packed=None):
+def _shape(binding: Binding, row: Row, b: int, m: int, n: int, scores: dict, **packed):
     """The shape of B sequences of M queries and N keys, or at most as many, and the kernel's numbers.
 
-    `scores`: what becomes of scores, as `plan_attention` takes it.
+    `scores`: what becomes of scores, as `plan_attention` takes it; `packed`: of an AttentionShape.
     """
     tq, tk, tv = (binding.tensors[name] for name in "qkv")
     (h, d), hkv, dv = tq.shape[2:], tk.shape[2], tv.shape[3]
@@ -52,7 +54,7 @@ def _shape(binding: Binding, row: Row, b: int, m: int, n: int, scores: dict, pac
     scalars = {"softmax_scale": contract.scale(scores["softmax_scale"], d),
                "softcap": contract.softcap(scores["softcap"])}
     shape = AttentionShape(b, h, hkv, m, n, d, tq.dtype, causal, window, scalars["softcap"] > 0,
-                           "sinks" in binding.tensors, packed, None if dv == d else dv)
+                           "sinks" in binding.tensors, dv=None if dv == d else dv, **packed)
     dispatch.check_features(row, h, hkv, causal, shape.features)
     return shape, scalars
 
@@ -146,7 +148,7 @@ def attention(q, k, v, *, causal: bool = False, softmax_scale: float | None = No
 
 
 def plan_attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, *, max_seqlen_q: int, max_seqlen_k: int,
-                          causal: bool = False, softmax_scale: float | None = None,
+                          block_table=None, causal: bool = False, softmax_scale: float | None = None,
                           window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0, sinks=None,
                           kernel: str = "auto", constants: dict | None = None, out=None) -> Planned:
     """Attention of B sequences packed one behind the other, bound to its arrays; `run()` returns (o, lse).
@@ -156,11 +158,17 @@ def plan_attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, *, max_seqlen_q: 
     q : array, [total_q, H, D]
         As in `plan_attention`.
     k, v : array, [total_k, HKV, D]
+        With `block_table` a paged cache instead, [num_pages, page_size, HKV, D]: a prompt's next chunk attends
+        to all that is in the cache.
     cu_seqlens_q, cu_seqlens_k : int32 array, [B + 1]
         Sequence b is rows cu_seqlens[b] to cu_seqlens[b + 1] − 1; it may have none. Rows of o and lse that no
-        sequence has are not written. Values on a GPU are checked with CUATTN_CHECK=1 only.
+        sequence has are not written. Of a paged cache only the differences count, which are the lengths. Values
+        on a GPU are checked with CUATTN_CHECK=1 only.
     max_seqlen_q, max_seqlen_k : int
         At least the length of the longest sequence; of the queries beyond it nothing is computed.
+    block_table : int32 array, [B, max_pages], optional
+        Pages of each sequence, in order; entries behind its last page may hold anything. Any page size;
+        flash_hopper takes multiples of 8.
     causal, softmax_scale, window_size, softcap, sinks, kernel, constants
         As in `plan_attention`; M and N are those of the sequence.
     out : array, [total_q, H, D], optional
@@ -175,21 +183,26 @@ def plan_attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, *, max_seqlen_q: 
     ContractError, Unsupported, MachineUnavailable, CompileError
     """
     dispatch.check_options(causal, constants, kernel)
-    row = dispatch.choose(kernel, "prefill", dispatch.PREFILL[-1])
+    row, paged = dispatch.choose(kernel, "prefill", dispatch.PREFILL[-1]), block_table is not None
+    keys = "num_pages, page_size, HKV, D" if paged else "total_k, HKV, D"
     for name, x in (("q", q), ("k", k), ("v", v)):
-        contract.rank(name, x, "total_q, H, D" if name == "q" else "total_k, HKV, D")
+        contract.rank(name, x, "total_q, H, D" if name == "q" else keys)
     for name, x in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
         contract.rank(name, x, "B + 1")
-    binding = _bound(q=q, k=k, v=v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, sinks=sinks)
-    binding.tensors |= {name: _as_batch(binding.tensors[name]) for name in "qkv"}
+    arrays = {"block_table": block_table} if paged else {}
+    binding = _bound(q=q, k=k, v=v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, sinks=sinks, **arrays)
+    binding.tensors |= {name: _as_batch(binding.tensors[name]) for name in ("q" if paged else "qkv")}
     longest = {"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k}
     _check_offsets(binding, longest)
-    _check_arrays(binding, row)
+    _check_arrays(binding, row, paged)
+    rows_k, page_size = binding.tensors["k"].shape[:2]
+    if paged:
+        _check_pages(binding)
     scores = {"causal": causal, "softmax_scale": softmax_scale, "window_size": window_size,
               "softcap": softcap}
     b = binding.tensors["cu_seqlens_q"].shape[0] - 1
     shape, scalars = _shape(binding, row, b, *(int(x) for x in longest.values()), scores,
-                            packed=(q.shape[0], k.shape[0]))
+                            packed=(q.shape[0], rows_k * page_size), page_size=page_size if paged else None)
     inputs = dict(binding.tensors)
     o = binding.output("o", (*q.shape[:-1], shape.value_dim), shape.dtype, out)
     lse = binding.output("lse", (shape.h, q.shape[0]), "float32")
@@ -201,7 +214,7 @@ def plan_attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, *, max_seqlen_q: 
 
 
 def attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q: int, max_seqlen_k: int, *,
-                     causal: bool = False, softmax_scale: float | None = None,
+                     block_table=None, causal: bool = False, softmax_scale: float | None = None,
                      window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0, sinks=None,
                      kernel: str = "auto", constants: dict | None = None, out=None, return_lse: bool = False):
     """Attention of packed sequences. See `plan_attention_varlen`; the arguments are those of flash-attention.
@@ -211,12 +224,26 @@ def attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q: int, max
     o, or (o, lse) with `return_lse`.
     """
     arrays = {"q": q, "k": k, "v": v, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k,
-              **({} if sinks is None else {"sinks": sinks})}
+              **{name: x for name, x in (("block_table", block_table), ("sinks", sinks)) if x is not None}}
     options = {"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k, "causal": causal,
                "softmax_scale": softmax_scale, "window_size": window_size, "softcap": softcap,
                "kernel": kernel}
     o, lse = dispatch.run(plan_attention_varlen, arrays, ("o", "lse"), options, constants, out)
     return (o, lse) if return_lse else o
+
+
+def _check_pages(binding: Binding) -> None:
+    """A table of k's and v's pages; its values if `checks_values`."""
+    t = binding.tensors
+    (pages, page_size), table = t["k"].shape[:2], t["block_table"]
+    contract.rank("block_table", table, "B, max_pages")
+    contract.dtype("block_table", table, ("int32",))
+    contract.contiguous("block_table", table)
+    contract.same("block_table rows", table.shape[0], "cu_seqlens_k, less one,", t["cu_seqlens_k"].shape[0] - 1)
+    contract.page_size("k", t["k"])
+    if dispatch.checks_values(binding):
+        lengths = np.diff(binding.values("cu_seqlens_k").astype(np.int64))
+        contract.page_table(pages, page_size, binding.values("block_table"), lengths, name="cu_seqlens_k")
 
 
 def _as_batch(t: Tensor) -> Tensor:
@@ -238,7 +265,9 @@ def _check_offsets(binding: Binding, longest: dict[str, int]) -> None:
             raise contract.refuse(f"max_seqlen_{side}", "an int of at least 0", repr(most),
                                   "give the longest sequence's length")
         if dispatch.checks_values(binding):
-            contract.offsets(side, binding.values(name), t[side].shape[1], int(most))
+            in_pages = side == "k" and "block_table" in t
+            total = np.iinfo(np.int32).max if in_pages else t[side].shape[1]
+            contract.offsets(side, binding.values(name), total, int(most))
     contract.same("cu_seqlens_k.shape", t["cu_seqlens_k"].shape, "cu_seqlens_q", t["cu_seqlens_q"].shape)
 
 

@@ -45,7 +45,8 @@ class AttentionShape:
     `window` is how many keys before and behind its own a query sees, bottom-right aligned; −1 is all of them.
     With `causal` none behind is seen, whatever it says. `softcap`: whether scores are capped; `sinks`:
     whether each head has an extra logit. `packed`: B sequences lie in these many rows of queries and of keys,
-    and M and N are the longest, for a plan sees no lengths. `dv`: the head dim of V and O, where it is not D.
+    and M and N are the longest, for a plan sees no lengths. `page_size`: of these, the rows of a page where k
+    and v are a paged cache. `dv`: the head dim of V and O, where it is not D.
     """
 
     b: int
@@ -61,6 +62,7 @@ class AttentionShape:
     sinks: bool = False
     packed: tuple[int, int] | None = None
     dv: int | None = None
+    page_size: int | None = None
 
     @property
     def group(self) -> int:
@@ -76,7 +78,8 @@ class AttentionShape:
     def features(self) -> frozenset[str]:
         """What the shape asks for that a kernel may lack: of `Row.features` those that plans see here."""
         asked = {"window": self.window != (-1, -1), "softcap": self.softcap, "sinks": self.sinks,
-                 "varlen": self.packed is not None, "dv": self.value_dim != self.d}
+                 "varlen": self.packed is not None, "paged": self.page_size is not None,
+                 "dv": self.value_dim != self.d}
         return frozenset(name for name, wanted in asked.items() if wanted)
 
     def sequences(self, offsets=None) -> Counter[AttentionShape]:

@@ -21,6 +21,7 @@ from cuattn.kernels.base import (
 
 FEATURES = ("window", "softcap", "sinks", "varlen")
 NOTHING = np.uint64(0)  # the address of an array that the kernel does not read
+NO_TABLE = np.void(bytes(16))  # the same of two dimensions, with its stride
 STAGES = 2  # tiles of K and V in shared memory, as in the kernel
 
 
@@ -48,6 +49,7 @@ def _tiles(shape: AttentionShape) -> list[tuple[int, int, int]]:
 def feature_constants(shape: AttentionShape) -> dict:
     """What is compiled into the loop over keys, and what not."""
     return {"HEAD_DIM": shape.d, "VALUE_DIM": shape.value_dim, "CAUSAL": shape.causal,
+            "PAGE_SIZE": shape.page_size or 0,
             **{name.upper(): name in shape.features for name in FEATURES}}
 
 
@@ -83,17 +85,21 @@ def plan(shape: AttentionShape, device, overrides=None) -> Plan:
 def cost(shape: AttentionShape, plan: Plan, lengths=None) -> Cost:
     """Each block reads its rows of Q and every K and V row from its first tile to its last.
 
-    Of packed sequences it asks at the start where its own lies, and again at the end if there is work.
+    Of packed sequences it asks at the start where its own lies, and again at the end if there is work; of a
+    paged cache for each 16 bytes of a row in which page that is.
     """
     warps, blocks = plan.constants["warps"], plan.launches[0].grid[0] * shape.b
     asked = 16 * warps * (shape.packed is not None)
-    return tiles_cost(shape, plan, warps, asked * blocks, asked, lengths)
+    pages = 4 * (shape.d + shape.value_dim) // 8 * (shape.page_size is not None)
+    return tiles_cost(shape, plan, warps, asked * blocks, asked, lengths, lambda keys: pages * keys)
 
 
-def tiles_cost(shape: AttentionShape, plan: Plan, warps: int, before: int, asked: int, lengths) -> Cost:
+def tiles_cost(shape: AttentionShape, plan: Plan, warps: int, before: int, asked: int, lengths,
+               pages=lambda keys: 0) -> Cost:
     """The same of tiles of queries that have `warps` warps each, wherever they are computed.
 
-    `before` and `asked`: bytes of offsets that a head reads once, and each of its tiles.
+    `before` and `asked`: bytes of offsets that a head reads once, and each of its tiles. `pages`: of the numbers
+    of pages that a tile reads of so many keys.
     """
     block_m, block_n = plan.constants["block_m"], plan.constants["block_n"]
     size, loaded, rows, pairs = ELEMENT_BYTES[shape.dtype], before, 0, 0
@@ -103,7 +109,7 @@ def tiles_cost(shape: AttentionShape, plan: Plan, warps: int, before: int, asked
             begin, end = one.keys(m0, last - 1)
             keys = min(one.n, round_up(end, block_n)) - begin // block_n * block_n
             elements = (last - m0 + keys) * shape.d + keys * shape.value_dim
-            loaded += count * (elements * size + 4 * warps * shape.sinks + asked)
+            loaded += count * (elements * size + 4 * warps * shape.sinks + asked + pages(keys))
         rows, pairs = rows + count * one.m, pairs + count * one.visible
     return Cost(
         flops=2 * shape.h * pairs * (shape.d + shape.value_dim),
@@ -118,7 +124,8 @@ def score_arguments(shape: AttentionShape, t) -> list:
     (left, right), scale, cap = shape.reach, t["softmax_scale"], t["softcap"]
     return [("sigma", np.float32(cap if shape.softcap else scale)), ("left", np.int32(left)),
             ("right", np.int32(right)), ("squash", np.float32(scale / cap if shape.softcap else 0)),
-            *((name, t.get(name, NOTHING)) for name in ("sinks", "cu_seqlens_q", "cu_seqlens_k"))]
+            *((name, t.get(name, NOTHING)) for name in ("sinks", "cu_seqlens_q", "cu_seqlens_k")),
+            ("block_table", t.get("block_table", NO_TABLE))]
 
 
 def arguments(shape: AttentionShape, plan: Plan, t) -> list:
@@ -132,7 +139,7 @@ def arguments(shape: AttentionShape, plan: Plan, t) -> list:
 ROW = Row(
     name="flash", family="prefill", file="prefill/flash.cu", archs=("sm_80+",),
     dtypes=("float16", "bfloat16"), head_dims=range(8, 257, 8),
-    features=frozenset({"causal", "gqa", "lse", "dv", *FEATURES}),
+    features=frozenset({"causal", "gqa", "lse", "dv", "paged", *FEATURES}),
     constants={"block_m": None, "block_n": None, "warps": None},
     choices={"block_m": (64, 128), "block_n": (32, 64, 128), "warps": (4, 8)},
     teaches="Keep the scores on the chip: one pass over the keys with a running maximum and sum.",

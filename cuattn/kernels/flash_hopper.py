@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from math import gcd
 
 import numpy as np
 
@@ -27,6 +28,7 @@ WARPGROUP_ROWS = 64  # of a warpgroup
 ALIGNMENT = 1024  # of a swizzled tile
 SWIZZLE = 128
 WARP_ROWS = 16  # of a warp
+PATTERN_ROWS = 8  # after which a swizzle repeats
 
 
 def smem_bytes(d: int, dv: int, block_m: int, block_n: int, stages: int, o_over_q: bool) -> int:
@@ -80,6 +82,17 @@ def _tiles(shape: AttentionShape, device) -> tuple[int, int]:
     return min(tiles, key=lambda tile: _time(shape, device, *tile))[:2] if len(tiles) > 1 else tiles[0][:2]
 
 
+def _box(shape: AttentionShape, block_n: int) -> int:
+    """Keys that one copy brings: a tile of them, or what of one lies in one page."""
+    if shape.page_size is None:
+        return block_n
+    box = gcd(shape.page_size, block_n)
+    if box % PATTERN_ROWS:
+        raise Unsupported(f"flash_hopper: expected a page size that is a multiple of {PATTERN_ROWS}, got "
+                          f"{shape.page_size}; choose flash")
+    return box
+
+
 def plan(shape: AttentionShape, device, overrides=None) -> Plan:
     """One launch of as many blocks as there are multiprocessors, or tiles."""
     chosen = resolve(ROW.constants, overrides)
@@ -99,13 +112,14 @@ def plan(shape: AttentionShape, device, overrides=None) -> Plan:
                           f"dim {shape.d} need {smem} bytes of shared memory, {device.name} grants "
                           f"{device.smem_per_block}; choose smaller block_n or stages")
     turns, pairs = _deal(shape, device, block_m)
+    box = _box(shape, block_n)
     compiled = {
-        "BLOCK_M": block_m, "BLOCK_N": block_n, "STAGES": stages,
+        "BLOCK_M": block_m, "BLOCK_N": block_n, "STAGES": stages, "BOX": box,
         "Element": shape.dtype, "SMEM_BYTES": smem, "TURNS": chosen["turns"], "O_OVER_Q": o_over_q,
         "PAIRS": pairs, **feature_constants(shape),
     }
     grid = (min(turns, device.sms), 1, 1)
-    rows = {"q": WARPGROUP_ROWS, "k": block_n, "v": block_n, "o": WARP_ROWS}
+    rows = {"q": WARPGROUP_ROWS, "k": box, "v": box, "o": WARP_ROWS}
     maps = {name: TileMap(name, (1, of, 1, PANEL), SWIZZLE) for name, of in rows.items()}
     threads = 128 * (block_m // WARPGROUP_ROWS + 1)
     launch = Launch(FILE, "flash_hopper", grid, threads, smem, compiled, maps=maps)
@@ -115,17 +129,21 @@ def plan(shape: AttentionShape, device, overrides=None) -> Plan:
 def cost(shape: AttentionShape, plan: Plan, lengths=None) -> Cost:
     """As flash, with the warps that multiply. Whole tiles are copied, also what neighbours have in them.
 
-    Two threads that copy and the warps that multiply ask of each tile where its sequence lies.
+    Two threads that copy and the warps that multiply ask of each tile where its sequence lies, and of each copy
+    in which page.
     """
     warps, packed = plan.constants["block_m"] // WARP_ROWS, shape.packed is not None
     tiles = ceil_div(shape.m, plan.constants["block_m"]) * shape.b
-    base = tiles_cost(shape, plan, warps, 16 * (2 + warps) * tiles * packed, 0, lengths)
+    box = _box(shape, plan.constants["block_n"])
+    pages = 4 * (shape.page_size is not None)
+    base = tiles_cost(shape, plan, warps, 16 * (2 + warps) * tiles * packed, 0, lengths,
+                      lambda keys: pages * ceil_div(keys, box))
     more = _neighbours(shape, plan, lengths) if packed else 0
     return replace(base, bytes_loaded=base.bytes_loaded + shape.h * more * ELEMENT_BYTES[shape.dtype])
 
 
 def _neighbours(shape: AttentionShape, plan: Plan, offsets) -> int:
-    """Elements of other sequences, or of none, that a head's tiles bring along."""
+    """Elements of other sequences, of a page's rest, or of none, that a head's tiles bring along."""
     block_m, block_n = plan.constants["block_m"], plan.constants["block_n"]
     (total_q, total_k), elements = shape.packed, 0
     for (q0, q1), (k0, k1) in zip(*(pairwise(side) for side in offsets)):
@@ -133,8 +151,9 @@ def _neighbours(shape: AttentionShape, plan: Plan, offsets) -> int:
         for m0 in range(0, one.m, block_m):
             last = min(m0 + block_m, one.m)
             tail = round_up(one.keys(m0, last - 1)[1], block_n)
+            there = total_k - k0 if shape.page_size is None else round_up(one.n, _box(shape, block_n))
             elements += (min(q0 + m0 + block_m, total_q) - (q0 + last)) * shape.d
-            elements += max(min(k0 + tail, total_k) - k1, 0) * (shape.d + shape.value_dim)
+            elements += max(min(tail, there) - one.n, 0) * (shape.d + shape.value_dim)
     return elements
 
 
@@ -149,7 +168,7 @@ def arguments(shape: AttentionShape, plan: Plan, t) -> list:
 
 ROW = Row(
     name="flash_hopper", family="prefill", file=FILE, archs=("sm_90a",), dtypes=("float16", "bfloat16"),
-    head_dims=range(8, 257, 8), features=frozenset({"causal", "gqa", "lse", "dv", *FEATURES}),
+    head_dims=range(8, 257, 8), features=frozenset({"causal", "gqa", "lse", "dv", "paged", *FEATURES}),
     constants={"block_m": None, "block_n": None, "stages": 2, "turns": True},
     choices={"block_m": (128, 192), "block_n": (64, 80, 96, 128, 176), "stages": (2, 3),
              "turns": (False, True)},

@@ -9,6 +9,8 @@
 //   SOFTCAP   S = tanh(σ Q Kᵀ / cap), and from there on σ = cap
 //   SINKS     m = sink / σ and l = 1 before the first tile
 //   VARLEN    each sequence has an M and N of its own; they lie one behind the other
+//   PAGE_SIZE keys and values lie in pages, which row b of a table lists for sequence b; their offsets say only
+//             how many there are
 //
 // grid    (ceil(M / BLOCK_M), H, B); with a causal mask the longest tiles start first
 // block   WARPS warps; a warp owns BLOCK_M / WARPS query rows and, of these, whole rows of S and O in
@@ -17,6 +19,7 @@
 // bytes   a block reads its Q tile once and every visible row of K and V once, and writes its O tile and LSE
 //         once; nothing of tiles that all its queries do not see
 #include "prim/packed.cuh"
+#include "prim/paged_tile.cuh"
 #include "prim/sight.cuh"
 #include "prim/sink.cuh"
 #include "prim/softcap.cuh"
@@ -53,21 +56,43 @@ struct Keys {
   }
 };
 
+/// The same where they lie in pages.
+struct PagedKeys {
+  const View<const Element, 4>&g_k, &g_v;
+  const int* g_pages;
+  int hkv, N;
+
+  METHOD void start_loading(Smem& s, int j SITE) const {
+    int key0 = j * BLOCK_N, stage = j % STAGES;
+    load_paged_tile_async<THREADS, PAGE_SIZE>(s.k[stage], g_k, g_pages, hkv, key0, N - key0, HEAD_DIM,
+                                              threadIdx.x AT_SITE);
+    load_paged_tile_async<THREADS, PAGE_SIZE>(s.v[stage], g_v, g_pages, hkv, key0, N - key0, VALUE_DIM,
+                                              threadIdx.x AT_SITE);
+    cp_async_commit(ONLY_AT_SITE);
+  }
+};
+
 KERNEL(THREADS, BLOCKS_PER_SM)
 flash(const View<const Element, 4> g_q, const View<const Element, 4> g_k, const View<const Element, 4> g_v,
       const View<Element, 4> g_o, const View<float, 3> g_lse, int M, int N, int GROUP, float sigma, int left,
-      int right, float squash, const float* g_sinks, const int* g_begin_q, const int* g_begin_k) {
+      int right, float squash, const float* g_sinks, const int* g_begin_q, const int* g_begin_k,
+      const View<const int, 2> g_table) {
   Smem& s = dynamic_smem<Smem>();
   const int tile = CAUSAL ? gridDim.x - 1 - blockIdx.x : blockIdx.x, h = blockIdx.y, i = blockIdx.z;
   const int m0 = tile * BLOCK_M, warp_row = warp_id() * WARP_M;
   const auto sequence = [&] {
-    return VARLEN ? packed_sequence(g_begin_q, g_begin_k, i) : Sequence{i, 0, 0, M, N};
+    return VARLEN ? packed_sequence(g_begin_q, g_begin_k, i) : Sequence{i, i, 0, 0, M, N};
   };
   const Sequence seq = sequence();
   const int rows = min(seq.M - m0, BLOCK_M);
   if (VARLEN && rows <= 0) return;
-  const Keys keys{g_k.at(seq.b, seq.k0, h / GROUP), g_v.at(seq.b, seq.k0, h / GROUP), g_k.stride[1],
-                  g_v.stride[1], seq.N};
+  const int hkv = h / GROUP;
+  const auto keys = [&] {
+    if constexpr (PAGE_SIZE > 0)
+      return PagedKeys{g_k, g_v, g_table.at(i), hkv, seq.N};
+    else
+      return Keys{g_k.at(seq.b, seq.k0, hkv), g_v.at(seq.b, seq.k0, hkv), g_k.stride[1], g_v.stride[1], seq.N};
+  }();
 
   const Sight<CAUSAL, WINDOW> sight{seq.M, seq.N, left, right};
   const Tiles tiles = sight.tiles<BLOCK_N>(m0, m0 + rows - 1);

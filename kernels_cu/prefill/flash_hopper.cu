@@ -18,8 +18,11 @@
 // bytes   for a tile of queries: Q once, every visible tile of K and V once, and O and LSE once
 // VARLEN  copies are of whole tiles, with what lies behind a sequence: keys there are masked, values zeroed,
 //         and rows of O there are left alone by plain stores of those before
+// PAGE_SIZE  each lane of the warp that copies keys has a box of the tile, of one page; boxes behind a
+//         sequence's end come from no page and are zeros
 #include "prim/acc.cuh"
 #include "prim/packed.cuh"
+#include "prim/paging.cuh"
 #include "prim/sight.cuh"
 #include "prim/sink.cuh"
 #include "prim/softcap.cuh"
@@ -31,7 +34,10 @@
 constexpr int PANEL_COLS = 64;  // of 16 bits: the 128 bytes of a swizzle
 constexpr int D_PAD = round_up(HEAD_DIM, PANEL_COLS), DV_PAD = round_up(VALUE_DIM, PANEL_COLS);
 constexpr int CONSUMERS = BLOCK_M / WGMMA_ROWS, THREADS = (CONSUMERS + 1) * WARPGROUP;
-constexpr int PRODUCER_REGISTERS = CONSUMERS == 2 ? 24 : 32, CONSUMER_REGISTERS = CONSUMERS == 2 ? 240 : 160;
+constexpr int PRODUCER_REGISTERS = CONSUMERS == 3 ? 32 : PAGE_SIZE > 0 ? 40 : 24,
+              CONSUMER_REGISTERS = CONSUMERS == 3 ? 160 : PAGE_SIZE > 0 ? 232 : 240;
+constexpr int BOXES = BLOCK_N / BOX;  // copies that bring a panel of keys
+static_assert(BLOCK_N % BOX == 0 && BOXES <= WARP && (BOXES == 1 || BOX % 8 == 0), "a lane has a box");
 static_assert(CONSUMERS == 2 || CONSUMERS == 3, "as many registers as the block has are to be shared out");
 
 using QTile = SwizzledTile<Element, WGMMA_ROWS, D_PAD>;
@@ -59,6 +65,7 @@ struct Sizes {
   int B, H, M, N, GROUP, left, right;
   float squash;
   const int *g_begin_q, *g_begin_k;
+  View<const int, 2> g_table;
 };
 
 /// A tile of queries, and its keys, whose tiles are taken from the last to the first: number 0 to tiles − 1,
@@ -80,6 +87,21 @@ struct Work {
   }
   /// First key of tile i.
   METHOD int key0(int i) const { return (end - 1 - i) * BLOCK_N; }
+
+  /// Where the calling lane's box of tile i begins: at a row of an array, or of a page. NOTE: no page is number
+  /// −1, and what is copied of it are zeros.
+  struct Place {
+    int b, row;
+  };
+  METHOD Place place(int i, const Sizes& size) const {
+    if constexpr (PAGE_SIZE > 0) {
+      const int key = key0(i) + lane_id() * BOX;
+      const bool there = lane_id() < BOXES && key < seq.N;
+      return {there ? page_of<PAGE_SIZE>(size.g_table.at(seq.i), key) : -1,
+              key % PAGE_SIZE};
+    }
+    return {seq.b, seq.k0 + key0(i)};
+  }
 };
 
 /// Which tiles of queries a block takes: the blocks take turns, head after head, so that keys and values are
@@ -116,7 +138,8 @@ struct Schedule {
 
  private:
   METHOD Work work_of(int head, int m_tile) const {
-    const Sequence dense{head / size.H, 0, 0, size.M, size.N};
+    const int b = head / size.H;
+    const Sequence dense{b, b, 0, 0, size.M, size.N};
     return Work(VARLEN ? packed : dense, head % size.H, m_tile, size);
   }
   METHOD void advance() {
@@ -135,14 +158,33 @@ struct Schedule {
   }
 };
 
-/// Starts to copy a tile whose first row is `row`, panel by panel.
+/// Starts to copy rows of a tile, from its row `first` on, panel by panel.
 template <class Tile>
-DEVICE void load(Tile& s_tile, const TensorMap& map, int b, int row, int h, Mbarrier& s_full SITE) {
-  mbarrier_arrive_expect_tx(s_full, Tile::PANELS * Tile::PANEL_BYTES AT_SITE);
+DEVICE void copy(Tile& s_tile, int first, const TensorMap& map, int b, int row, int h,
+                 Mbarrier& s_full SITE) {
 #pragma unroll
   for (int i = 0; i < Tile::PANELS; ++i) {
     const int at[] = {i * PANEL_COLS, h, row, b};
-    tma_load(s_tile.panel(i), map, at, s_full AT_SITE);
+    tma_load(s_tile.panel(i) + first * PANEL_COLS, map, at, s_full AT_SITE);
+  }
+}
+
+/// Starts to copy a tile whose first row is `row`.
+template <class Tile>
+DEVICE void load(Tile& s_tile, const TensorMap& map, int b, int row, int h, Mbarrier& s_full SITE) {
+  mbarrier_arrive_expect_tx(s_full, Tile::PANELS * Tile::PANEL_BYTES AT_SITE);
+  copy(s_tile, 0, map, b, row, h, s_full AT_SITE);
+}
+
+/// The same of keys or values, whose pages the lanes of a warp share out; without pages one thread calls it.
+template <class Tile>
+DEVICE void load_keys(Tile& s_tile, const TensorMap& map, const Work::Place& at, int h, Mbarrier& s_full SITE) {
+  if constexpr (PAGE_SIZE > 0) {
+    if (lane_id() == 0) mbarrier_arrive_expect_tx(s_full, Tile::PANELS * Tile::PANEL_BYTES AT_SITE);
+    warp_sync();
+    if (lane_id() < BOXES) copy(s_tile, lane_id() * BOX, map, at.b, at.row, h, s_full AT_SITE);
+  } else {
+    load(s_tile, map, at.b, at.row, h, s_full AT_SITE);
   }
 }
 
@@ -159,7 +201,7 @@ DEVICE void produce_queries(Smem& s, const TensorMap& q, Schedule schedule) {
   }
 }
 
-/// What another does: it copies keys and values.
+/// What another does, or its warp: it copies keys and values.
 DEVICE void produce_keys(Smem& s, const TensorMap& k, const TensorMap& v, Schedule schedule) {
   uint32_t used = 0;
 #pragma unroll 1
@@ -169,10 +211,11 @@ DEVICE void produce_keys(Smem& s, const TensorMap& k, const TensorMap& v, Schedu
 #pragma unroll 1
     for (int i = 0; i < work.tiles; ++i) {
       const Use use(used++);
+      const Work::Place at = work.place(i, schedule.size);
       mbarrier_wait(s.k_empty[use.stage], use.parity ^ 1);
-      load(s.k[use.stage], k, work.seq.b, work.seq.k0 + work.key0(i), kv_head, s.k_full[use.stage]);
+      load_keys(s.k[use.stage], k, at, kv_head, s.k_full[use.stage]);
       mbarrier_wait(s.v_empty[use.stage], use.parity ^ 1);
-      load(s.v[use.stage], v, work.seq.b, work.seq.k0 + work.key0(i), kv_head, s.v_full[use.stage]);
+      load_keys(s.v[use.stage], v, at, kv_head, s.v_full[use.stage]);
     }
   }
 }
@@ -350,9 +393,9 @@ flash_hopper(const __grid_constant__ TensorMap q, const __grid_constant__ Tensor
              const __grid_constant__ TensorMap v, const __grid_constant__ TensorMap o,
              const View<Element, 4> g_o, const View<float, 3> g_lse, int B, int H, int M, int N, int GROUP,
              float sigma, int left, int right, float squash, const float* g_sinks, const int* g_begin_q,
-             const int* g_begin_k) {
+             const int* g_begin_k, const View<const int, 2> g_table) {
   Smem& s = dynamic_smem<Smem>();
-  const Sizes size{B, H, M, N, GROUP, left, right, squash, g_begin_q, g_begin_k};
+  const Sizes size{B, H, M, N, GROUP, left, right, squash, g_begin_q, g_begin_k, g_table};
   if (threadIdx.x == 0) {
 #pragma unroll
     for (int g = 0; g < CONSUMERS; ++g)
@@ -368,7 +411,8 @@ flash_hopper(const __grid_constant__ TensorMap q, const __grid_constant__ Tensor
 
   if (warpgroup_id() == 0) {
     setmaxnreg_dec<PRODUCER_REGISTERS>();
-    if (warp_id() == 0 && elect_one()) produce_keys(s, k, v, Schedule(size, true));
+    constexpr bool ALONE = PAGE_SIZE == 0;
+    if (warp_id() == 0 && (!ALONE || elect_one())) produce_keys(s, k, v, Schedule(size, ALONE));
     if (warp_id() == 1 && elect_one()) produce_queries(s, q, Schedule(size, true));
   } else {
     setmaxnreg_inc<CONSUMER_REGISTERS>();

@@ -3,9 +3,9 @@
 #include "prim/gmem.cuh"
 #include "prim/warp.cuh"
 
-/// M queries from row q0 on and N keys from row k0 on, of index b of their arrays.
+/// Sequence i: M queries from row q0 on and N keys from row k0 on, of index b of their arrays.
 struct Sequence {
-  int b, q0, k0, M, N;
+  int i, b, q0, k0, M, N;
 };
 
 /// Sequence i of packed arrays: where it and the next one begin. All lanes of a warp call it, which reads
@@ -15,12 +15,12 @@ DEVICE Sequence packed_sequence(const int* g_begin_q, const int* g_begin_k, int 
   const int begin = lane < 4 ? load_global(g + i + lane % 2 AT_SITE) : 0;
   const int q0 = shuffle(begin, 0 AT_SITE), q1 = shuffle(begin, 1 AT_SITE);
   const int k0 = shuffle(begin, 2 AT_SITE), k1 = shuffle(begin, 3 AT_SITE);
-  return {0, q0, k0, q1 - q0, k1 - k0};
+  return {i, 0, q0, k0, q1 - q0, k1 - k0};
 }
 
 /// The same for one thread.
 DEVICE Sequence packed_sequence_alone(const int* g_begin_q, const int* g_begin_k, int i SITE) {
   const int q0 = load_global(g_begin_q + i AT_SITE), q1 = load_global(g_begin_q + i + 1 AT_SITE);
   const int k0 = load_global(g_begin_k + i AT_SITE), k1 = load_global(g_begin_k + i + 1 AT_SITE);
-  return {0, q0, k0, q1 - q0, k1 - k0};
+  return {i, 0, q0, k0, q1 - q0, k1 - k0};
 }
