@@ -195,7 +195,8 @@ def check_attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, o, lse=None, **o
 
 def check_decode(
     q, k_cache, v_cache, block_table, cache_seqlens, o, lse=None, *,
-    softmax_scale=None, rounding="float32", sample=None, seed=0,
+    causal=True, softmax_scale=None, window_size=(-1, -1), softcap=0.0, sinks=None, rounding="float32",
+    sample=None, seed=0,
 ) -> Verdict:
     """Judge the output of paged decode; shapes as in `reference.decode`, the rest as in `check_attention`."""
     lengths = [int(n) for n in cache_seqlens]
@@ -206,9 +207,10 @@ def check_decode(
     def keys(i):
         return gather(k_cache, block_table[i], lengths[i]), gather(v_cache, block_table[i], lengths[i])
 
-    end = np.array(lengths, np.int64).reshape(-1, 1)
+    edges = [key_range(m, n, causal, window_size) for n in lengths]
+    seen = np.array(edges, np.int64).reshape(b, 2, m).swapaxes(0, 1)
     scale = default_scale(q.shape[3], softmax_scale)
-    return _judge(q, keys, (np.zeros_like(end), end), o, lse, scale, rounding, sample, seed)
+    return _judge(q, keys, seen, o, lse, scale, rounding, sample, seed, softcap, sinks)
 
 
 def check_decode_mla(

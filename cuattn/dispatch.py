@@ -19,7 +19,8 @@ from cuattn.machine import Tensor
 # What "auto" tries; the last one takes whatever the contract lets in.
 PREFILL, DECODE = ("flash_hopper", "flash"), ("paged_stream", "paged")
 OFFERED = {"window": "window_size", "softcap": "softcap", "sinks": "sinks", "varlen": "cu_seqlens_q",
-           "paged": "block_table", "dv": "a head dim of v that is not k's"}  # `AttentionShape.features` as arguments
+           "paged": "block_table", "dv": "a head dim of v that is not k's",
+           "queries": "several queries a sequence"}  # the shapes' `features` as arguments
 
 
 def _key(plan, arrays: dict, options: dict, constants, out) -> tuple | None:

@@ -11,6 +11,8 @@ from cuattn.kernels import mla
 from cuattn.kernels.base import AppendShape, DecodeShape, PagesShape, Row
 from cuattn.machine import Tensor
 
+MOST_QUERIES = 8  # a sequence that decode takes
+
 
 def _check_ranks_of_cache(k_cache, v_cache, block_table) -> None:
     _check_ranks_of_pool(k_cache=k_cache, v_cache=v_cache)
@@ -58,23 +60,29 @@ def _check_table(binding: Binding, cache: str, more: int = 0) -> None:
         contract.page_table(pages, page_size, table, lengths, more)
 
 
-def plan_decode(q, k_cache, v_cache, block_table, cache_seqlens, *, softmax_scale: float | None = None,
-                kernel: str = "auto", constants: dict | None = None, out=None) -> Planned:
+def plan_decode(q, k_cache, v_cache, block_table, cache_seqlens, *, causal: bool = True,
+                softmax_scale: float | None = None, kernel: str = "auto", constants: dict | None = None,
+                out=None) -> Planned:
     """Decode over a paged cache, bound to its arrays.
 
     `run()` returns (o, lse) and follows lengths as they grow.
 
     Parameters
     ----------
-    q : array, [B, 1, H, D]
-        One new query a sequence; float16 or bfloat16.
+    q : array, [B, M, H, D]
+        The last M tokens of each sequence, whose keys the cache holds already: 1, or up to 8 that speculative
+        decoding verifies together; float16 or bfloat16.
     k_cache, v_cache : array, [num_pages, page_size, HKV, D]
         Any page size; views of an interleaved pool are taken as they are.
     block_table : int32 array, [B, max_pages]
         Pages of each sequence, in order; entries behind its last page may hold anything.
     cache_seqlens : int32 array, [B]
-        Keys of each sequence; 0 gives o = 0, lse = −inf. Values on a GPU are checked with CUATTN_CHECK=1
+        Keys of each sequence, those of its queries included. Values on a GPU are checked with CUATTN_CHECK=1
         only.
+    causal : bool
+        Bottom-right aligned: query m sees keys up to m + N − M, of N, and so none where a sequence is shorter
+        than M − m. False shows all queries all keys, as flash-attention's `flash_attn_with_kvcache` does
+        unless it is told otherwise; of one query nothing is hidden either way.
     softmax_scale, kernel, constants, out
         As in `plan_attention`; decode kernels. "auto" is paged_stream on a GPU, whose parts of a sequence
         depend on the lengths of all, and elsewhere or with constants paged: give it `splits` where a row's
@@ -84,23 +92,23 @@ def plan_decode(q, k_cache, v_cache, block_table, cache_seqlens, *, softmax_scal
     Returns
     -------
     Planned
-        Of o, like q, and lse, float32 [B, H, 1].
+        Of o, like q, and lse, float32 [B, H, M]. A query that sees no key gives o = 0, lse = −inf.
 
     Raises
     ------
     ContractError, Unsupported, MachineUnavailable, CompileError
     """
-    dispatch.check_options(False, constants, kernel)
+    dispatch.check_options(causal, constants, kernel)
     row = dispatch.choose(kernel, "decode", dispatch.DECODE[-1])
-    contract.rank("q", q, "B, 1, H, D")
+    contract.rank("q", q, "B, M, H, D")
     _check_ranks_of_cache(k_cache, v_cache, block_table)
     binding = Binding(q=q, k_cache=k_cache, v_cache=v_cache, block_table=block_table,
                       cache_seqlens=cache_seqlens)
     t = binding.tensors
     (b, m, h, d), (_, page_size, hkv, _) = t["q"].shape, t["k_cache"].shape
-    if m != 1:
-        raise contract.refuse("q", "one query a sequence, (B, 1, H, D)", tuple(q.shape),
-                              "use attention for several")
+    if not 1 <= m <= MOST_QUERIES:
+        raise contract.refuse("q", f"1 to {MOST_QUERIES} queries a sequence, (B, M, H, D)", tuple(q.shape),
+                              "use attention_varlen for more")
     contract.dtype("q", t["q"], row.dtypes)
     contract.same("k_cache.dtype", t["k_cache"].dtype, "q", t["q"].dtype)
     contract.same("k_cache head dim", t["k_cache"].shape[3], "q", d)
@@ -108,23 +116,25 @@ def plan_decode(q, k_cache, v_cache, block_table, cache_seqlens, *, softmax_scal
     contract.heads(h, hkv)
     contract.head_dim(d, row)
     contract.grid(b, h)
-    dispatch.check_features(row, h, hkv)
+    shape = DecodeShape(b, h, hkv, d, page_size, t["block_table"].shape[1], t["q"].dtype, m,
+                        bool(causal) and m > 1)
+    dispatch.check_features(row, h, hkv, features=shape.features)
     contract.vectors("q", t["q"])
     _check_cache(binding)
     inputs = dict(t)
-    o = binding.output("o", (b, 1, h, d), t["q"].dtype, out)
+    o = binding.output("o", (b, m, h, d), t["q"].dtype, out)
     dispatch.check_out(t["o"], inputs)
-    lse = binding.output("lse", (b, h, 1), "float32")
-    shape = DecodeShape(b, h, hkv, d, page_size, t["block_table"].shape[1], t["q"].dtype)
+    lse = binding.output("lse", (b, h, m), "float32")
     scalars = {"softmax_scale": contract.scale(softmax_scale, d)}
     names = dispatch.DECODE if kernel == "auto" and not constants else (row.name,)
     return dispatch.planned_by_first(names, binding, shape, constants, (o, lse), scalars,
                                      lengths=binding.source("cache_seqlens"))
 
 
-def decode(q, k_cache, v_cache, block_table, cache_seqlens, *, softmax_scale: float | None = None,
-           kernel: str = "auto", constants: dict | None = None, out=None, return_lse: bool = False):
-    """Attention of one new query a sequence over a paged cache. See `plan_decode`.
+def decode(q, k_cache, v_cache, block_table, cache_seqlens, *, causal: bool = True,
+           softmax_scale: float | None = None, kernel: str = "auto", constants: dict | None = None, out=None,
+           return_lse: bool = False):
+    """Attention of each sequence's last tokens over a paged cache. See `plan_decode`.
 
     Returns
     -------
@@ -132,7 +142,7 @@ def decode(q, k_cache, v_cache, block_table, cache_seqlens, *, softmax_scale: fl
     """
     arrays = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table,
               "cache_seqlens": cache_seqlens}
-    options = {"softmax_scale": softmax_scale, "kernel": kernel}
+    options = {"causal": causal, "softmax_scale": softmax_scale, "kernel": kernel}
     o, lse = dispatch.run(plan_decode, arrays, ("o", "lse"), options, constants, out)
     return (o, lse) if return_lse else o
 

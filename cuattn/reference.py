@@ -185,30 +185,34 @@ def gather(cache, block_table, length: int):
     return tokens.view(cache.dtype)
 
 
-def decode(q, k_cache, v_cache, block_table, cache_seqlens, softmax_scale=None, xp=np):
-    """One query token a sequence against its paged keys and values.
+def decode(
+    q, k_cache, v_cache, block_table, cache_seqlens, softmax_scale=None, xp=np, causal=True, **scores
+):
+    """The last M tokens of each sequence, as queries, against its paged keys and values.
 
     Parameters
     ----------
-    q : (B, 1, H, D)
+    q : (B, M, H, D)
     k_cache, v_cache : (num_pages, page_size, HKV, D)
     block_table : (B, max_pages) int32
     cache_seqlens : (B,) int32
         Tokens of each sequence; what the cache holds beyond them has no influence, be it NaN.
+    softmax_scale, causal, **scores
+        As in `attention`.
 
     Returns
     -------
-    o : (B, 1, H, D) float64
-    lse : (B, H, 1) float64
+    o : (B, M, H, D) float64
+    lse : (B, H, M) float64
     """
-    b, _, h, _ = q.shape
-    o = xp.zeros((b, 1, h, v_cache.shape[3]))  # (B, 1, H, DV)
-    lse = xp.full((b, h, 1), -xp.inf)  # (B, H, 1)
+    b, m, h, _ = q.shape
+    o = xp.zeros((b, m, h, v_cache.shape[3]))  # (B, M, H, DV)
+    lse = xp.full((b, h, m), -xp.inf)  # (B, H, M)
     for i in range(b):
         length = int(cache_seqlens[i])
         k = gather(k_cache, block_table[i], length)[None]  # (1, N, HKV, D)
         v = gather(v_cache, block_table[i], length)[None]  # (1, N, HKV, DV)
-        o[i : i + 1], lse[i : i + 1] = attention(q[i : i + 1], k, v, False, softmax_scale, xp)
+        o[i : i + 1], lse[i : i + 1] = attention(q[i : i + 1], k, v, causal, softmax_scale, xp, **scores)
     return o, lse
 
 

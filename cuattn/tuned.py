@@ -74,7 +74,7 @@ def shape_class(shape) -> str | None:
         mask = "causal" if shape.causal else "full"
         head, m = f"prefill d{shape.d} {shape.dtype} {mask}", f" m{power(shape.m)}"
         return f"{head}{m} n{power(shape.n)} bh{power(shape.b * shape.h)}"
-    if isinstance(shape, DecodeShape):
+    if isinstance(shape, DecodeShape) and not shape.features:
         room = shape.max_pages * shape.page_size
         return f"decode d{shape.d} {shape.dtype} n{power(room)} bh{power(shape.b * shape.h)}"
     return None

@@ -62,11 +62,12 @@ def uniform_probe(
     """
     rng = np.random.default_rng(seed)
     values, sums = _balanced(rng, (n, b, hkv, d))
-    first, end = (np.broadcast_to(edge, (b, m)) for edge in key_range(m, n, causal, window_size))
+    each = [n] * b if lengths is None else [int(length) for length in lengths]
+    edges = np.array([key_range(m, length, causal, window_size) for length in each]).reshape(b, 2, m)
+    first, end = edges[:, 0], edges[:, 1]  # (B, M) each
     k = rng.standard_normal((b, n, hkv, d)).astype(np.float32)
     v = np.moveaxis(values, 0, 1).astype(np.float32)
     if lengths is not None:
-        end = np.broadcast_to(np.asarray(lengths, np.int64)[:, None], (b, m))
         unused = np.arange(n) >= np.asarray(lengths)[:, None]
         k[unused], v[unused] = np.nan, np.nan
     kv_head, i, visible = np.arange(h) * hkv // h, np.arange(b)[:, None], end - first

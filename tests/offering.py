@@ -5,10 +5,12 @@ import pytest
 
 from cuattn.kernels import ROWS
 
-TILES = {"flash": {"block_m": 32, "block_n": 16, "warps": 2}, "flash_hopper": {"block_m": 128, "block_n": 16}}
+TILES = {"flash": {"block_m": 32, "block_n": 16, "warps": 2}, "flash_hopper": {"block_m": 128, "block_n": 16},
+         "paged": {"splits": 3, "warps": 2, "stages": 2},
+         "paged_stream": {"keys": 16, "warps": 1, "stages": 2, "groups": 5}}
 
 
-def offering(feature: str):
-    """A test's `kernel`: each prefill kernel whose row names the feature."""
+def offering(feature: str, family: str = "prefill"):
+    """A test's `kernel`: each kernel of the family whose row names the feature."""
     return pytest.mark.parametrize("kernel", [name for name, row in ROWS.items()
-                                              if row.family == "prefill" and feature in row.features])
+                                              if row.family == family and feature in row.features])

@@ -245,8 +245,9 @@ def test_cost_before_the_first_run(paged):
 
 def test_paged_shapes_and_dtypes(paged, randn):
     q, k, v, table, lengths = paged
-    refused(r"q: expected one query a sequence, \(B, 1, H, D\), got \(1, 2, 4, 64\)", cuattn.decode,
-            randn(1, 2, 4, 64), k, v, table, lengths)
+    for m in (0, 9):
+        refused(rf"q: expected 1 to 8 queries a sequence, \(B, M, H, D\), got \(1, {m}, 4, 64\); use attention_",
+                cuattn.decode, randn(1, m, 4, 64), k, v, table, lengths)
     refused("block_table: expected dtype int32, got int64; convert it first", cuattn.decode,
             q, k, v, table.astype("int64"), lengths)
     refused("cache_seqlens: expected dtype int32, got int64", cuattn.decode,

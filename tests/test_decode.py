@@ -50,11 +50,13 @@ def make_cache(rng, lengths, page, hkv, d, dtype="float16", order="random") -> C
 
 def run(machine, kernel, q, cache, **options):
     """Kernel results, judged and counted; returns (planned, o, lse) with the arrays on the host."""
+    judged = {name: x for name, x in options.items() if name not in ("constants", "out")}
+    sinks = {"sinks": machine.upload(options["sinks"])} if "sinks" in options else {}
     p = cuattn.plan_decode(*(machine.upload(x) for x in (q, cache.k, cache.v, cache.table, cache.lengths)),
-                           kernel=kernel, **options)
+                           kernel=kernel, **options | sinks)
     o, lse = run_counted(machine, p)
     cuattn.compare.check_decode(q, cache.k, cache.v, cache.table, cache.lengths, o, lse,
-                                rounding=p.plan.rounding).raise_if_bad()
+                                rounding=p.plan.rounding, **judged).raise_if_bad()
     return p, o, lse
 
 

@@ -120,10 +120,11 @@ class AttentionShape:
 
 @dataclass(frozen=True)
 class DecodeShape:
-    """One query token a sequence, (B, 1, H, D), against a paged cache (num_pages, page_size, HKV, D).
+    """M query tokens a sequence, (B, M, H, D), against a paged cache (num_pages, page_size, HKV, D).
 
     `max_pages` is the width of the block table. A plan sees no lengths: they live on the device and change
-    every step.
+    every step. With `causal` a query sees no key behind its own, bottom-right aligned: of a single one nothing
+    is hidden, so it is not said of it.
     """
 
     b: int
@@ -133,11 +134,31 @@ class DecodeShape:
     page_size: int
     max_pages: int
     dtype: str
+    m: int = 1
+    causal: bool = False
 
     @property
     def group(self) -> int:
         """Query heads a KV head."""
         return self.h // max(self.hkv, 1)
+
+    @property
+    def rows(self) -> int:
+        """Queries and heads that share a KV head: the rows of a unit of work."""
+        return self.m * self.group
+
+    @property
+    def features(self) -> frozenset[str]:
+        """As `AttentionShape.features` has it."""
+        return frozenset({"queries"} if self.m > 1 else ())
+
+    def sequence(self, length: int) -> AttentionShape:
+        """Dense attention of one sequence of so many keys."""
+        return AttentionShape(1, self.h, self.hkv, self.m, length, self.d, self.dtype, self.causal)
+
+    def pairs(self, lengths) -> int:
+        """(query, key) pairs that a head computes over sequences of these lengths."""
+        return sum(self.sequence(length).visible for length in lengths)
 
 
 @dataclass(frozen=True)
@@ -317,7 +338,8 @@ class Row:
     head_dims : range
         Head dims the kernel computes (padding inside counts as computing).
     features : frozenset of str
-        Among causal, gqa, lse, paged, rope, split, window, softcap, sinks, varlen, dv.
+        Among causal, gqa, lse, paged, rope, split, window, softcap, sinks, varlen, dv, queries
+        (decode of several a sequence).
     constants : mapping
         Tunables with their defaults; None lets the plan choose an integer by shape and device.
     choices : mapping

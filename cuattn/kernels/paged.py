@@ -57,7 +57,7 @@ def _shape_of_block(d: int, device, chosen) -> tuple[int, int, int]:
 def plan(shape: DecodeShape, device, overrides=None) -> Plan:
     """Splits fill the device once; a split is at least two rounds of tiles long at the table's full width."""
     chosen = resolve(ROW.constants, overrides)
-    row_tiles = ceil_div(shape.group, MMA_ROWS)
+    row_tiles = ceil_div(shape.rows, MMA_ROWS)
     check_grid("paged", "sequences", shape.b)
     check_grid("paged", "KV heads (each once for 16 query heads)", shape.hkv * row_tiles)
     warps, stages, per_sm = _shape_of_block(shape.d, device, chosen)
@@ -74,52 +74,62 @@ def plan(shape: DecodeShape, device, overrides=None) -> Plan:
     compiled = {
         "HEAD_DIM": shape.d, "GROUP": max(shape.group, 1), "PAGE_SIZE": shape.page_size, "WARPS": warps,
         "STAGES": stages, "Element": shape.dtype, "Output": "float32" if splits > 1 else shape.dtype,
-        "SMEM_BYTES": smem,
+        "SMEM_BYTES": smem, **feature_constants(shape),
     }
     grid = (splits, shape.hkv * row_tiles, shape.b)
     launches = [Launch("decode/paged.cu", "paged", grid, 32 * warps, smem, compiled)]
     scratch = {}
     if splits > 1:
-        launches.append(combine_launch(shape.b, shape.h, shape.d, "float32", shape.dtype))
-        scratch = {"part": ((shape.b, splits, shape.h, shape.d), "float32"),
-                   "part_lse": ((shape.b, shape.h, splits), "float32")}
+        launches.append(combine_launch(shape.b, shape.h, shape.d, "float32", shape.dtype, shape.m))
+        scratch = {"part": ((shape.b, splits * shape.m, shape.h, shape.d), "float32"),
+                   "part_lse": ((shape.b, shape.h, splits * shape.m), "float32")}
     return Plan(tuple(launches), {"splits": splits, "warps": warps, "stages": stages}, scratch)
 
 
-def combine_launch(b: int, h: int, d: int, partial: str, dtype: str) -> Launch:
-    """The merge of partial states: one block a row and head."""
+def combine_launch(b: int, h: int, d: int, partial: str, dtype: str, m: int = 1) -> Launch:
+    """The merge of partial states: one block a row and head, and each of m queries."""
     check_grid("combine", "rows", b)
-    compiled = {"HEAD_DIM": d, "Element": dtype, "Partial": partial}
-    return Launch("decode/combine.cu", "combine", (h, b, 1), round_up(d // 2, 32), 0, compiled)
+    compiled = {"HEAD_DIM": d, "Element": dtype, "Partial": partial, "M": m}
+    return Launch("decode/combine.cu", "combine", (h, b, m), round_up(d // 2, 32), 0, compiled)
 
 
-def combine_arguments(t) -> list:
+def combine_arguments(t, m: int = 1) -> list:
     return [("part", t["part"]), ("part_lse", t["part_lse"]), ("o", t["o"]), ("lse", t["lse"]),
-            ("SPLITS", np.int32(t["part_lse"].shape[2]))]
+            ("SPLITS", np.int32(t["part_lse"].shape[2] // m))]
 
 
-def keys_by_split(length: int, splits: int, warps: int) -> list[int]:
-    """How many keys each split takes, as the kernel divides them: equal shares in whole rounds of tiles."""
-    share = round_up(ceil_div(length, splits), warps * KEYS)
-    return [max(0, min((s + 1) * share, length) - min(s * share, length)) for s in range(splits)]
+def feature_constants(shape: DecodeShape) -> dict:
+    """What is compiled into the loop over keys."""
+    return {"M": shape.m, "CAUSAL": shape.causal}
+
+
+def busy_parts(shape: DecodeShape, plan: Plan, length: int) -> int:
+    """Of how many queries and splits of a sequence the query sees keys.
+
+    The kernel divides the keys in equal shares of whole rounds of tiles.
+    """
+    splits, one = plan.constants["splits"], shape.sequence(length)
+    share = round_up(ceil_div(length, splits), plan.constants["warps"] * KEYS)
+    seen = [one.keys(m, m) for m in range(shape.m)]
+    return sum(max(begin, s * share) < min(end, (s + 1) * share) for begin, end in seen for s in range(splits))
 
 
 def attended(shape: DecodeShape, warps: int, tokens: int, results: int, out_bytes: int) -> tuple[int, int]:
     """(loaded, stored) by launches that leave `results` O and LSE a head, over `tokens` keys in all.
 
-    Every K and V row once a KV head and 16 query heads, its page number; Q and a length a thread for each
-    result. `out_bytes` are those of an element of O.
+    Every K and V row once a KV head and 16 rows, its page number; Q and a length a thread for each result.
+    `out_bytes` are those of an element of O.
     """
-    size, block_heads = ELEMENT_BYTES[shape.dtype], shape.hkv * ceil_div(shape.group, MMA_ROWS)
+    size, block_heads = ELEMENT_BYTES[shape.dtype], shape.hkv * ceil_div(shape.rows, MMA_ROWS)
     loaded = block_heads * tokens * (2 * shape.d * size + 4)
-    loaded += results * (block_heads * 32 * warps * 4 + shape.h * shape.d * size)
-    return loaded, results * shape.h * (shape.d * out_bytes + 4)
+    loaded += results * (block_heads * 32 * warps * 4 + shape.m * shape.h * shape.d * size)
+    return loaded, results * shape.m * shape.h * (shape.d * out_bytes + 4)
 
 
 def merged(shape: DecodeShape, parts: int, busy: int) -> tuple[int, int]:
     """(loaded, stored) by the launch that merges `parts` float32 results a head, `busy` of which have keys."""
-    size = ELEMENT_BYTES[shape.dtype]
-    return shape.h * shape.d // 2 * (parts * 4 + busy * 8), shape.b * shape.h * (shape.d * size + 4)
+    size, rows = ELEMENT_BYTES[shape.dtype], shape.b * shape.m * shape.h
+    return shape.h * shape.d // 2 * (parts * 4 + busy * 8), rows * (shape.d * size + 4)
 
 
 def cost(shape: DecodeShape, plan: Plan, lengths) -> Cost:
@@ -128,10 +138,10 @@ def cost(shape: DecodeShape, plan: Plan, lengths) -> Cost:
     out_bytes = 4 if splits > 1 else ELEMENT_BYTES[shape.dtype]
     loaded, stored = attended(shape, warps, tokens, shape.b * splits, out_bytes)
     if splits > 1:
-        busy = sum(1 for length in lengths for keys in keys_by_split(length, splits, warps) if keys)
-        more_loaded, more_stored = merged(shape, shape.b * splits, busy)
+        busy = sum(busy_parts(shape, plan, length) for length in lengths)
+        more_loaded, more_stored = merged(shape, shape.b * shape.m * splits, busy)
         loaded, stored = loaded + more_loaded, stored + more_stored
-    return Cost(4 * shape.h * tokens * shape.d, loaded, stored, plan.launch_count, plan.scratch_bytes)
+    return Cost(4 * shape.h * shape.pairs(lengths) * shape.d, loaded, stored, plan.launch_count, plan.scratch_bytes)
 
 
 def arguments(shape: DecodeShape, plan: Plan, t) -> list:
@@ -142,12 +152,12 @@ def arguments(shape: DecodeShape, plan: Plan, t) -> list:
         ("o", t["part"] if split else t["o"]), ("lse", t["part_lse"] if split else t["lse"]),
         ("sigma", np.float32(t["softmax_scale"])),
     ]]
-    return bound + ([combine_arguments(t)] if split else [])
+    return bound + ([combine_arguments(t, shape.m)] if split else [])
 
 
 ROW = Row(
     name="paged", family="decode", file="decode/paged.cu", archs=("sm_80+",), dtypes=("float16", "bfloat16"),
-    head_dims=range(8, 257, 8), features=frozenset({"gqa", "lse", "paged", "split"}),
+    head_dims=range(8, 257, 8), features=frozenset({"gqa", "lse", "paged", "split", "queries"}),
     constants={"splits": None, "warps": None, "stages": None},
     choices={"splits": (1, 2, 4, 8, 16, 32), "warps": (4, 8), "stages": (2, 3, 4)},
     teaches="Paging costs a page number a key: with enough bytes in flight a scattered cache reads as fast "

@@ -51,7 +51,7 @@ def arguments(shape: DecodeShape, plan: Plan, t) -> list:
 
 ROW = Row(
     name="paged_gather", family="decode", file=FILE, archs=("sm_80+",), dtypes=("float16", "bfloat16"),
-    head_dims=range(8, 257, 8), features=paged.ROW.features, constants=paged.ROW.constants,
+    head_dims=range(8, 257, 8), features=frozenset({"gqa", "lse", "paged", "split"}), constants=paged.ROW.constants,
     choices=paged.ROW.choices,
     teaches="Gathering the pages first buys nothing: the copy reads and writes what attention alone would "
             "have read once, and takes the memory that paging saved.",

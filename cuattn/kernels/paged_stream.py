@@ -21,14 +21,15 @@ from cuattn.kernels.base import (
     resolve,
     round_up,
 )
+from cuattn.kernels.paged import feature_constants
 
 MOST_PARTS = 64  # of a sequence, in the mean; the kernel's own
 
 
-def smem_bytes(d: int, group: int, keys: int, warps: int, stages: int) -> int:
+def smem_bytes(d: int, rows: int, keys: int, warps: int, stages: int) -> int:
     """sizeof(Smem): of each warp the rings of Q, K and V, whose tiles O takes the place of, and its m and l; LSE
     of 16 rows and a word."""
-    rows, row = min(group, MMA_ROWS), 2 * round_up(d, MMA_ROWS)
+    rows, row = min(max(rows, 1), MMA_ROWS), 2 * round_up(d, MMA_ROWS)
     q, stage = round_up(rows * row, 128), max(2 * round_up(keys * row, 128), round_up(rows * 2 * row, 128))
     return round_up(warps * (stages * (q + stage) + 2 * 4 * MMA_ROWS) + 4 * MMA_ROWS + 16, 128)
 
@@ -42,7 +43,7 @@ def _shape_of_block(shape: DecodeShape, device, chosen) -> tuple[int, int, int, 
     candidates = [(chosen["warps"] or w, chosen["stages"] or s) for w, s in candidates]
     blocks = chosen["blocks_per_sm"] or 1
     for warps, stages in candidates:
-        smem = smem_bytes(shape.d, max(shape.group, 1), keys, warps, stages)
+        smem = smem_bytes(shape.d, shape.rows, keys, warps, stages)
         if smem <= device.smem_per_block and blocks * (smem + 1024) <= device.smem_per_sm:
             return keys, warps, stages, blocks
     raise Unsupported(f"paged_stream: {candidates[0][0]} warps with {candidates[0][1]} stages at head dim "
@@ -51,8 +52,8 @@ def _shape_of_block(shape: DecodeShape, device, chosen) -> tuple[int, int, int, 
 
 
 def units(shape: DecodeShape) -> int:
-    """Of a sequence: its KV heads, each once for 16 query heads."""
-    return shape.hkv * ceil_div(shape.group, MMA_ROWS)
+    """Of a sequence: its KV heads, each once for 16 rows."""
+    return shape.hkv * ceil_div(shape.rows, MMA_ROWS)
 
 
 def plan(shape: DecodeShape, device, overrides=None) -> Plan:
@@ -70,12 +71,13 @@ def plan(shape: DecodeShape, device, overrides=None) -> Plan:
     check_grid("paged_stream", "sequences", shape.b)
     grid = (units(shape), groups if shape.b else 0, 1)
     blocks = units(shape) * groups
-    smem = smem_bytes(shape.d, max(shape.group, 1), keys, warps, stages)
+    smem = smem_bytes(shape.d, shape.rows, keys, warps, stages)
     compiled = {
         "HEAD_DIM": shape.d, "GROUP": max(shape.group, 1), "PAGE_SIZE": shape.page_size, "KEYS": keys,
         "WARPS": warps, "STAGES": stages, "BLOCKS_PER_SM": per_sm, "Element": shape.dtype, "SMEM_BYTES": smem,
+        **feature_constants(shape),
     }
-    rows = min(max(shape.group, 1), MMA_ROWS)
+    rows = min(max(shape.rows, 1), MMA_ROWS)
     scratch = {"part": ((2 * blocks, rows, shape.d), "float32"), "part_lse": ((2 * blocks, rows), "float32"),
                "tickets": ((shape.b * units(shape),), "int32")}
     launch = Launch("decode/paged_stream.cu", "paged_stream", grid, WARP * warps, smem, compiled)
@@ -95,17 +97,18 @@ def cost(shape: DecodeShape, plan: Plan, lengths) -> Cost:
     if not count or not groups:
         return Cost(0, 0, 0, plan.launch_count, plan.scratch_bytes)
     size, tokens, d, warps = ELEMENT_BYTES[shape.dtype], sum(lengths), shape.d, threads // WARP
+    rows = shape.m * shape.h
     loaded, stored = count * tokens * (2 * d * size + 4), 0
     taken = stretches(plan, lengths)
     loaded += count * shares.lengths_read(taken, shape.b, groups, threads)
     for share in taken:
         for _, done, _, whole in share:
-            loaded += warps * shape.h * d * size
-            stored += shape.h * (d * (size if whole else 4) + 4)
+            loaded += warps * rows * d * size
+            stored += rows * (d * (size if whole else 4) + 4)
             if not whole:
-                loaded += shape.h * (d * 4 + d // 4 * 4)
-                stored += shape.h * (d * size + 4) if done == 0 else 0  # once a sequence
-    return Cost(4 * shape.h * tokens * d, loaded, stored, plan.launch_count, plan.scratch_bytes)
+                loaded += rows * (d * 4 + d // 4 * 4)
+                stored += rows * (d * size + 4) if done == 0 else 0  # once a sequence
+    return Cost(4 * shape.h * shape.pairs(lengths) * d, loaded, stored, plan.launch_count, plan.scratch_bytes)
 
 
 def arguments(shape: DecodeShape, plan: Plan, t) -> list:
@@ -120,7 +123,7 @@ def arguments(shape: DecodeShape, plan: Plan, t) -> list:
 ROW = Row(
     name="paged_stream", family="decode", file="decode/paged_stream.cu", archs=("sm_80+",),
     dtypes=("float16", "bfloat16"), head_dims=range(8, 257, 8),
-    features=frozenset({"gqa", "lse", "paged"}),
+    features=frozenset({"gqa", "lse", "paged", "queries"}),
     constants={"keys": None, "warps": None, "stages": None, "blocks_per_sm": None, "groups": None},
     choices={"keys": (16, 32), "warps": (4, 8), "stages": (2, 3, 4), "blocks_per_sm": (1, 2)},
     teaches="Divide the work by bytes, not by sequences: equal shares of one list leave no multiprocessor "

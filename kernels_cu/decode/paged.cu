@@ -13,13 +13,11 @@
 // smem    Q, and the rings, which the warps' partial states take over at the end
 // bytes   every key's K and V row once a KV head (once for each 16 query heads of a group), its page number,
 //         Q, O
-#include "prim/mask.cuh"
+#include "decode/rows.cuh"
 #include "prim/paging.cuh"
 #include "prim/softmax.cuh"
-#include "prim/tile.cuh"
 
-constexpr int D_PAD = round_up(HEAD_DIM, MMA_K), KEYS = 16, THREADS = WARPS * WARP,
-              ROW_TILES = ceil_div(GROUP, MMA_M);
+constexpr int D_PAD = round_up(HEAD_DIM, MMA_K), KEYS = 16, THREADS = WARPS * WARP;
 
 using KVTile = SmemTile<Element, KEYS, D_PAD>;
 struct Stage {
@@ -89,16 +87,15 @@ paged(const View<const Element, 4> g_q, const View<const Element, 4> g_k, const 
       const View<const int, 2> g_table, const int* g_lengths, const View<Output, 4> g_o,
       const View<float, 3> g_lse, float sigma) {
   Smem& s = dynamic_smem<Smem>();
-  const int split = blockIdx.x, hkv = blockIdx.y / ROW_TILES, row_tile = blockIdx.y % ROW_TILES,
-            b = blockIdx.z;
-  const int h0 = hkv * GROUP + row_tile * MMA_M, rows = min(GROUP - row_tile * MMA_M, MMA_M);
+  const int split = blockIdx.x, b = blockIdx.z;
+  const Rows rows(blockIdx.y / ROW_TILES, blockIdx.y % ROW_TILES);
   const int length = load_global(g_lengths + b),
             share = round_up(ceil_div(length, int(gridDim.x)), WARPS * KEYS);
   const Walker keys{
-      g_k, g_v, g_table.at(b), hkv, min(split * share, length), min((split + 1) * share, length)};
+      g_k, g_v, g_table.at(b), rows.hkv, min(split * share, length), min((split + 1) * share, length)};
   auto& ring = s.ring[warp_id()];
 
-  load_tile_async<THREADS>(s.q, g_q.at(b, 0, h0), g_q.stride[2], rows, HEAD_DIM, threadIdx.x);
+  rows.load_q<THREADS>(s.q, g_q, b, threadIdx.x);
   cp_async_commit();
   int pages = keys.fetch_pages(0);
 #pragma unroll
@@ -130,7 +127,7 @@ paged(const View<const Element, 4> g_q, const View<const Element, 4> g_k, const 
     Accumulator<MMA_M, KEYS> r_s;
     r_s.clear();
     multiply_abt<Element>(r_s, s.q, 0, tile.k);
-    if (keys.key0(t) + KEYS > keys.end) mask_scores(r_s, false, 0, keys.key0(t), 0, keys.end);
+    rows.mask(r_s, keys.key0(t), length, keys.end);
     softmax.update(r_s, r_o, sigma2);
     multiply_ab<Element>(r_o, r_s, tile.v);
   }
@@ -141,7 +138,7 @@ paged(const View<const Element, 4> g_q, const View<const Element, 4> g_k, const 
   store_state(s.state[warp_id()], r_o, softmax);
   block_sync();
 
-  for (int i = threadIdx.x; i < rows * (HEAD_DIM / 2); i += THREADS) {
+  for (int i = threadIdx.x; i < rows.count * (HEAD_DIM / 2); i += THREADS) {
     const int row = i / (HEAD_DIM / 2), col = i % (HEAD_DIM / 2) * 2;
     SoftmaxRow whole;
     Pair o{0.f, 0.f};
@@ -153,7 +150,7 @@ paged(const View<const Element, 4> g_q, const View<const Element, 4> g_k, const 
       o.b = o.b * factor.mine + part.b * factor.theirs;
     }
     const float inverse = whole.inverse_sum();
-    store_pair(g_o.at(b, split, h0 + row) + col, o.a * inverse, o.b * inverse);
-    if (col == 0) store_global(g_lse.at(b, h0 + row) + split, whole.lse(sigma));
+    store_pair(rows.o_at(g_o, b, row, split) + col, o.a * inverse, o.b * inverse);
+    if (col == 0) store_global(rows.lse_at(g_lse, b, row, split), whole.lse(sigma));
   }
 }

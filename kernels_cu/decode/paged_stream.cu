@@ -17,16 +17,15 @@
 // bytes   every key's K and V row once a KV head (once for each 16 query heads of a group), its page number;
 //         Q once a warp for each stretch of a sequence; O and LSE; of a sequence that is cut, every part written
 //         and read
-#include "prim/mask.cuh"
+#include "decode/rows.cuh"
 #include "prim/paging.cuh"
 #include "prim/scan.cuh"
 #include "prim/softmax.cuh"
 #include "prim/swizzled.cuh"
 #include "prim/ticket.cuh"
-#include "prim/tile.cuh"
 
 constexpr int D_PAD = round_up(HEAD_DIM, MMA_K), THREADS = WARPS * WARP, ROUND = WARPS * KEYS,
-              ROW_TILES = ceil_div(GROUP, MMA_M), ROWS = GROUP < MMA_M ? GROUP : MMA_M;
+              ROWS = M * GROUP < MMA_M ? M * GROUP : MMA_M;
 constexpr int MOST_PARTS = 64;  // of a sequence, in the mean: merging more takes longer than shorter shares save
 static_assert(KEYS % MMA_K == 0 && KEYS <= WARP, "a lane looks up the page of a key");
 
@@ -106,7 +105,7 @@ struct Loader {
   const View<const Element, 4>&g_q, &g_k, &g_v;
   const View<const int, 2>& g_table;
   const Rounds& list;
-  int h0, rows, hkv;
+  const Rows& rows;
   Place at;
   int left;     // rounds of the share not yet begun
   int pages;    // in lane i the page of the next tile's key i
@@ -114,10 +113,10 @@ struct Loader {
   bool first;   // whether it is that stretch's first
 
   METHOD Loader(const View<const Element, 4>& g_q, const View<const Element, 4>& g_k,
-                const View<const Element, 4>& g_v, const View<const int, 2>& g_table, const Rounds& list, int h0,
-                int rows, int hkv, Place at, int left)
-      : g_q(g_q), g_k(g_k), g_v(g_v), g_table(g_table), list(list), h0(h0), rows(rows), hkv(hkv), at(at),
-        left(left), pages(fetch_pages()), stretch(0), first(true) {}
+                const View<const Element, 4>& g_v, const View<const int, 2>& g_table, const Rounds& list,
+                const Rows& rows, Place at, int left)
+      : g_q(g_q), g_k(g_k), g_v(g_v), g_table(g_table), list(list), rows(rows), at(at), left(left),
+        pages(fetch_pages()), stretch(0), first(true) {}
   METHOD int fetch_pages() const {
     const int key = key0_of(at.round) + lane_id();
     return lane_id() < KEYS && key < at.length ? page_of<PAGE_SIZE>(g_table.at(at.b), key) : 0;
@@ -129,11 +128,9 @@ struct Loader {
     const Place now = at;
     const int key0 = key0_of(now.round), mine = key0 + lane_id();
     // Each lane places the row of its own key, and tells the lanes that copy it.
-    const int64_t k_row = int64_t(row_in_page<PAGE_SIZE>(g_k, pages, mine, hkv)),
-                  v_row = int64_t(row_in_page<PAGE_SIZE>(g_v, pages, mine, hkv));
-    if (first)
-      load_tile_async<WARP>(q[stretch % STAGES].rows, g_q.at(now.b, 0, h0), g_q.stride[2], rows, HEAD_DIM,
-                            lane_id());
+    const int64_t k_row = int64_t(row_in_page<PAGE_SIZE>(g_k, pages, mine, rows.hkv)),
+                  v_row = int64_t(row_in_page<PAGE_SIZE>(g_v, pages, mine, rows.hkv));
+    if (first) rows.load_q<WARP>(q[stretch % STAGES].rows, g_q, now.b, lane_id());
     if (left > 0) {
       list.skip(at, 1);
       first = at.b != now.b, stretch += first;
@@ -261,14 +258,14 @@ paged_stream(const View<const Element, 4> g_q, const View<const Element, 4> g_k,
              const View<Element, 4> g_o, const View<float, 3> g_lse, const View<float, 3> g_part,
              const View<float, 2> g_part_lse, int* g_tickets, float sigma, int BATCH) {
   Smem& s = dynamic_smem<Smem>();
-  const int unit = blockIdx.x, group = blockIdx.y, hkv = unit / ROW_TILES, row_tile = unit % ROW_TILES;
-  const int h0 = hkv * GROUP + row_tile * MMA_M, rows = min(GROUP - row_tile * MMA_M, MMA_M);
+  const int unit = blockIdx.x, group = blockIdx.y;
+  const Rows rows(unit / ROW_TILES, unit % ROW_TILES);
   const Rounds list(g_lengths, BATCH);
   if (group >= list.groups) return;
   int now = list.share(group);
   const int end = list.share(group + 1);
   Place at = list.find(now);
-  Loader loader(g_q, g_k, g_v, g_table, list, h0, rows, hkv, at, end - now);
+  Loader loader(g_q, g_k, g_v, g_table, list, rows, at, end - now);
   auto& q = s.q[warp_id()];
   auto& ring = s.ring[warp_id()];
 
@@ -295,7 +292,7 @@ paged_stream(const View<const Element, 4> g_q, const View<const Element, 4> g_k,
       Accumulator<MMA_M, KEYS> r_s;
       r_s.clear();
       multiply_abt<Element>(r_s, q[stretch % STAGES], 0, tile.k);
-      if (key0 + KEYS > at.length) mask_scores(r_s, false, 0, key0, 0, at.length);
+      rows.mask(r_s, key0, at.length, at.length);
       softmax.update(r_s, r_o, sigma2);
       multiply_ab<Element>(r_o, r_s, tile.v);
     }
@@ -307,7 +304,7 @@ paged_stream(const View<const Element, 4> g_q, const View<const Element, 4> g_k,
     const Parts parts{g_part, g_part_lse, unit, int(gridDim.x), list.group_of(first),
                       list.group_of(first + at.rounds() - 1)};
     const int mine = parts.place(group, at.round == 0);
-    for_quads(rows, [&](int row, int col) {
+    for_quads(rows.count, [&](int row, int col) {
       Quad o{};
 #pragma unroll
       for (int w = 0; w < WARPS; ++w) {
@@ -316,11 +313,11 @@ paged_stream(const View<const Element, 4> g_q, const View<const Element, 4> g_k,
         for (int e = 0; e < 4; ++e) o.x[e] += part.x[e];
       }
       if (whole)
-        store_quad(g_o.at(at.b, 0, h0 + row) + col, o);
+        store_quad(rows.o_at(g_o, at.b, row) + col, o);
       else
         store_quad(g_part.at(mine, row) + col, o);
       if (col == 0)
-        store_global(whole ? g_lse.at(at.b, h0 + row) : g_part_lse.at(mine) + row, load_shared(&s.lse[row]));
+        store_global(whole ? rows.lse_at(g_lse, at.b, row) : g_part_lse.at(mine) + row, load_shared(&s.lse[row]));
     });
     if (!whole) device_fence();
     block_sync();
@@ -333,10 +330,10 @@ paged_stream(const View<const Element, 4> g_q, const View<const Element, 4> g_k,
       block_sync();
       if (load_shared(&s.last)) {
         device_fence();
-        for_quads(rows, [&](int row, int col) {
+        for_quads(rows.count, [&](int row, int col) {
           float lse;
-          store_quad(g_o.at(at.b, 0, h0 + row) + col, parts.merged(row, col, lse));
-          if (col == 0) store_global(g_lse.at(at.b, h0 + row), lse);
+          store_quad(rows.o_at(g_o, at.b, row) + col, parts.merged(row, col, lse));
+          if (col == 0) store_global(rows.lse_at(g_lse, at.b, row), lse);
         });
       }
     }
