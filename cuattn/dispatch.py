@@ -56,6 +56,19 @@ def run(plan, arrays: dict, returns, options: dict, constants=None, out=None,
     return outputs
 
 
+def bound(sinks, **arrays) -> Binding:
+    """The arrays of attention, and the sinks where there are any."""
+    if sinks is not None:
+        contract.rank("sinks", sinks, "H")
+        arrays["sinks"] = sinks
+    return Binding(**arrays)
+
+
+def offering(names: tuple[str, ...], shape) -> list[str]:
+    """What "auto" tries of these for this shape."""
+    return [name for name in names if shape.features <= kernels.ROWS[name].features]
+
+
 def choose(kernel: str, family: str, default: str) -> Row:
     return kernels.find(default if kernel == "auto" else kernel, family)
 

@@ -3,23 +3,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from cuattn import contract, dispatch, kernels
+from cuattn import contract, dispatch
 from cuattn.binding import Binding, Planned
 from cuattn.kernels.base import AttentionShape, Row
 from cuattn.machine import Tensor
-
-
-def _offering(shape: AttentionShape) -> list[str]:
-    """What "auto" tries for this shape."""
-    return [name for name in dispatch.PREFILL if shape.features <= kernels.ROWS[name].features]
-
-
-def _bound(sinks, **arrays) -> Binding:
-    """The arrays of attention, and the sinks where there are any."""
-    if sinks is not None:
-        contract.rank("sinks", sinks, "H")
-        arrays["sinks"] = sinks
-    return Binding(**arrays)
 
 
 def _check_arrays(binding: Binding, row: Row, paged: bool = False) -> None:
@@ -112,7 +99,7 @@ def plan_attention(q, k, v, *, causal: bool = False, softmax_scale: float | None
     for name, x in (("q", q), ("k", k), ("v", v)):
         contract.rank(name, x, "B, M, H, D" if name == "q" else "B, N, HKV, D")
     layout = contract.layout(layout, q.shape, k.shape)
-    binding = _bound(q=q, k=k, v=v, sinks=sinks)
+    binding = dispatch.bound(q=q, k=k, v=v, sinks=sinks)
     if layout == "bhsd":
         binding.tensors |= {name: _swap(binding.tensors[name]) for name in "qkv"}
     b, m, h, _ = binding.tensors["q"].shape
@@ -126,7 +113,7 @@ def plan_attention(q, k, v, *, causal: bool = False, softmax_scale: float | None
         binding.tensors["o"] = _swap(binding.tensors["o"])
     dispatch.check_out(binding.tensors["o"], inputs)
     lse = binding.output("lse", (b, h, m), "float32")
-    names = _offering(shape) if kernel == "auto" and not constants else (row.name,)
+    names = dispatch.offering(dispatch.PREFILL, shape) if kernel == "auto" and not constants else (row.name,)
     return dispatch.planned_by_first(names, binding, shape, constants, (o, lse), scalars)
 
 
@@ -190,7 +177,7 @@ def plan_attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, *, max_seqlen_q: 
     for name, x in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
         contract.rank(name, x, "B + 1")
     arrays = {"block_table": block_table} if paged else {}
-    binding = _bound(q=q, k=k, v=v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, sinks=sinks, **arrays)
+    binding = dispatch.bound(sinks, q=q, k=k, v=v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, **arrays)
     binding.tensors |= {name: _as_batch(binding.tensors[name]) for name in ("q" if paged else "qkv")}
     longest = {"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k}
     _check_offsets(binding, longest)
@@ -208,7 +195,7 @@ def plan_attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, *, max_seqlen_q: 
     lse = binding.output("lse", (shape.h, q.shape[0]), "float32")
     binding.tensors |= {name: _as_batch(binding.tensors[name]) for name in ("o", "lse")}
     dispatch.check_out(binding.tensors["o"], inputs)
-    names = _offering(shape) if kernel == "auto" and not constants else (row.name,)
+    names = dispatch.offering(dispatch.PREFILL, shape) if kernel == "auto" and not constants else (row.name,)
     offsets = tuple(binding.source(f"cu_seqlens_{side}") for side in "qk")
     return dispatch.planned_by_first(names, binding, shape, constants, (o, lse), scalars, lengths=offsets)
 

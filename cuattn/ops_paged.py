@@ -61,7 +61,8 @@ def _check_table(binding: Binding, cache: str, more: int = 0) -> None:
 
 
 def plan_decode(q, k_cache, v_cache, block_table, cache_seqlens, *, causal: bool = True,
-                softmax_scale: float | None = None, kernel: str = "auto", constants: dict | None = None,
+                softmax_scale: float | None = None, window_size: tuple[int, int] = (-1, -1),
+                softcap: float = 0.0, sinks=None, kernel: str = "auto", constants: dict | None = None,
                 out=None) -> Planned:
     """Decode over a paged cache, bound to its arrays.
 
@@ -83,6 +84,10 @@ def plan_decode(q, k_cache, v_cache, block_table, cache_seqlens, *, causal: bool
         Bottom-right aligned: query m sees keys up to m + N − M, of N, and so none where a sequence is shorter
         than M − m. False shows all queries all keys, as flash-attention's `flash_attn_with_kvcache` does
         unless it is told otherwise; of one query nothing is hidden either way.
+    window_size : (int, int)
+        As in `plan_attention`. Keys before the first query's window are not read.
+    softcap, sinks
+        As in `plan_attention`.
     softmax_scale, kernel, constants, out
         As in `plan_attention`; decode kernels. "auto" is paged_stream on a GPU, whose parts of a sequence
         depend on the lengths of all, and elsewhere or with constants paged: give it `splits` where a row's
@@ -92,7 +97,8 @@ def plan_decode(q, k_cache, v_cache, block_table, cache_seqlens, *, causal: bool
     Returns
     -------
     Planned
-        Of o, like q, and lse, float32 [B, H, M]. A query that sees no key gives o = 0, lse = −inf.
+        Of o, like q, and lse, float32 [B, H, M]. A query that sees no key gives o = 0, lse = −inf, or its
+        head's sink.
 
     Raises
     ------
@@ -102,8 +108,8 @@ def plan_decode(q, k_cache, v_cache, block_table, cache_seqlens, *, causal: bool
     row = dispatch.choose(kernel, "decode", dispatch.DECODE[-1])
     contract.rank("q", q, "B, M, H, D")
     _check_ranks_of_cache(k_cache, v_cache, block_table)
-    binding = Binding(q=q, k_cache=k_cache, v_cache=v_cache, block_table=block_table,
-                      cache_seqlens=cache_seqlens)
+    binding = dispatch.bound(sinks, q=q, k_cache=k_cache, v_cache=v_cache, block_table=block_table,
+                             cache_seqlens=cache_seqlens)
     t = binding.tensors
     (b, m, h, d), (_, page_size, hkv, _) = t["q"].shape, t["k_cache"].shape
     if not 1 <= m <= MOST_QUERIES:
@@ -115,9 +121,14 @@ def plan_decode(q, k_cache, v_cache, block_table, cache_seqlens, *, causal: bool
     contract.same("block_table rows", t["block_table"].shape[0], "q", b)
     contract.heads(h, hkv)
     contract.head_dim(d, row)
+    if sinks is not None:
+        contract.sinks(t["sinks"], h)
     contract.grid(b, h)
-    shape = DecodeShape(b, h, hkv, d, page_size, t["block_table"].shape[1], t["q"].dtype, m,
-                        bool(causal) and m > 1)
+    pages = t["block_table"].shape[1]
+    causal, window = contract.window(window_size, bool(causal), m, pages * page_size)
+    scalars = {"softmax_scale": contract.scale(softmax_scale, d), "softcap": contract.softcap(softcap)}
+    shape = DecodeShape(b, h, hkv, d, page_size, pages, t["q"].dtype, m, causal and m > 1, window,
+                        scalars["softcap"] > 0, sinks is not None)
     dispatch.check_features(row, h, hkv, features=shape.features)
     contract.vectors("q", t["q"])
     _check_cache(binding)
@@ -125,15 +136,14 @@ def plan_decode(q, k_cache, v_cache, block_table, cache_seqlens, *, causal: bool
     o = binding.output("o", (b, m, h, d), t["q"].dtype, out)
     dispatch.check_out(t["o"], inputs)
     lse = binding.output("lse", (b, h, m), "float32")
-    scalars = {"softmax_scale": contract.scale(softmax_scale, d)}
-    names = dispatch.DECODE if kernel == "auto" and not constants else (row.name,)
+    names = dispatch.offering(dispatch.DECODE, shape) if kernel == "auto" and not constants else (row.name,)
     return dispatch.planned_by_first(names, binding, shape, constants, (o, lse), scalars,
                                      lengths=binding.source("cache_seqlens"))
 
 
 def decode(q, k_cache, v_cache, block_table, cache_seqlens, *, causal: bool = True,
-           softmax_scale: float | None = None, kernel: str = "auto", constants: dict | None = None, out=None,
-           return_lse: bool = False):
+           softmax_scale: float | None = None, window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0,
+           sinks=None, kernel: str = "auto", constants: dict | None = None, out=None, return_lse: bool = False):
     """Attention of each sequence's last tokens over a paged cache. See `plan_decode`.
 
     Returns
@@ -141,8 +151,9 @@ def decode(q, k_cache, v_cache, block_table, cache_seqlens, *, causal: bool = Tr
     o, or (o, lse) with `return_lse`.
     """
     arrays = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table,
-              "cache_seqlens": cache_seqlens}
-    options = {"causal": causal, "softmax_scale": softmax_scale, "kernel": kernel}
+              "cache_seqlens": cache_seqlens, **({} if sinks is None else {"sinks": sinks})}
+    options = {"causal": causal, "softmax_scale": softmax_scale, "window_size": window_size,
+               "softcap": softcap, "kernel": kernel}
     o, lse = dispatch.run(plan_decode, arrays, ("o", "lse"), options, constants, out)
     return (o, lse) if return_lse else o
 

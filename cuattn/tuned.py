@@ -75,8 +75,7 @@ def shape_class(shape) -> str | None:
         head, m = f"prefill d{shape.d} {shape.dtype} {mask}", f" m{power(shape.m)}"
         return f"{head}{m} n{power(shape.n)} bh{power(shape.b * shape.h)}"
     if isinstance(shape, DecodeShape) and not shape.features:
-        room = shape.max_pages * shape.page_size
-        return f"decode d{shape.d} {shape.dtype} n{power(room)} bh{power(shape.b * shape.h)}"
+        return f"decode d{shape.d} {shape.dtype} n{power(shape.room)} bh{power(shape.b * shape.h)}"
     return None
 
 

@@ -52,6 +52,7 @@ def shapes(row, arch):
         yield from (DecodeShape(1, 8, 2, d, 16, 256, "bfloat16") for d in (*usual, *between))
         if more:
             yield DecodeShape(512, 8, 2, 128, 16, 256, "float16")
+            yield from decode_featured(row)
     elif row.family == "mla":
         yield from (DecodeShape(64, h, 1, 576, 64, 64, "bfloat16") for h in (16, 20, 128))
         if more:
@@ -79,6 +80,13 @@ def featured(row, arch):
         for name in ("softcap", "packed"):
             yield from (AttentionShape(1, 8, 2, 4096, 4096, d, "bfloat16", **{name: offered[name]})
                         for d in (96, 128) if name in offered)
+
+
+def decode_featured(row):
+    """Decode shapes with all that the row offers, of one query and of several."""
+    if "queries" in row.features:
+        for d, m in ((128, 1), (256, 3)):
+            yield DecodeShape(1, 8, 2, d, 16, 256, "bfloat16", m, m > 1, (512, -1), True, True)
 
 
 @pytest.mark.parametrize("arch", ARCHS)

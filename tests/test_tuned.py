@@ -80,6 +80,7 @@ def test_every_family_has_classes_or_none():
     decode = DecodeShape(16, 32, 8, 128, 16, 256, "bfloat16")
     assert tuned.shape_class(SHAPE) == CLASS
     assert tuned.shape_class(decode) == "decode d128 bfloat16 n12 bh9"
+    assert tuned.shape_class(replace(decode, m=2)) is tuned.shape_class(replace(decode, window=(9, -1))) is None
     assert tuned.shape_class(replace(SHAPE, n=0)).endswith("n-1 bh5")
     assert tuned.shape_class(object()) is None
 

@@ -123,8 +123,8 @@ class DecodeShape:
     """M query tokens a sequence, (B, M, H, D), against a paged cache (num_pages, page_size, HKV, D).
 
     `max_pages` is the width of the block table. A plan sees no lengths: they live on the device and change
-    every step. With `causal` a query sees no key behind its own, bottom-right aligned: of a single one nothing
-    is hidden, so it is not said of it.
+    every step. `causal`, `window`, `softcap` and `sinks` as in `AttentionShape`; the last query is a
+    sequence's last token, so that of a single one `causal` is not said.
     """
 
     b: int
@@ -136,6 +136,9 @@ class DecodeShape:
     dtype: str
     m: int = 1
     causal: bool = False
+    window: tuple[int, int] = (-1, -1)
+    softcap: bool = False
+    sinks: bool = False
 
     @property
     def group(self) -> int:
@@ -150,11 +153,22 @@ class DecodeShape:
     @property
     def features(self) -> frozenset[str]:
         """As `AttentionShape.features` has it."""
-        return frozenset({"queries"} if self.m > 1 else ())
+        return self.sequence(0).features | ({"queries"} if self.m > 1 else set())
+
+    @property
+    def room(self) -> int:
+        """Keys that a row of the block table can name."""
+        return self.max_pages * self.page_size
 
     def sequence(self, length: int) -> AttentionShape:
         """Dense attention of one sequence of so many keys."""
-        return AttentionShape(1, self.h, self.hkv, self.m, length, self.d, self.dtype, self.causal)
+        return AttentionShape(1, self.h, self.hkv, self.m, length, self.d, self.dtype, self.causal, self.window,
+                              self.softcap, self.sinks)
+
+    def seen(self, length: int) -> int:
+        """How many keys of a sequence some query sees: its last ones."""
+        first, end = self.sequence(length).keys(0, self.m - 1)
+        return end - first
 
     def pairs(self, lengths) -> int:
         """(query, key) pairs that a head computes over sequences of these lengths."""

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from cuattn.kernels import scores
 from cuattn.kernels.base import (
     ELEMENT_BYTES,
     MAX_THREADS,
@@ -19,9 +20,8 @@ from cuattn.kernels.base import (
     tile_row,
 )
 
-FEATURES = ("window", "softcap", "sinks", "varlen")
-NOTHING = np.uint64(0)  # the address of an array that the kernel does not read
-NO_TABLE = np.void(bytes(16))  # the same of two dimensions, with its stride
+FEATURES = (*scores.FEATURES, "varlen")
+NO_TABLE = np.void(bytes(16))  # a table that the kernel does not read: its address and its stride
 STAGES = 2  # tiles of K and V in shared memory, as in the kernel
 
 
@@ -48,9 +48,8 @@ def _tiles(shape: AttentionShape) -> list[tuple[int, int, int]]:
 
 def feature_constants(shape: AttentionShape) -> dict:
     """What is compiled into the loop over keys, and what not."""
-    return {"HEAD_DIM": shape.d, "VALUE_DIM": shape.value_dim, "CAUSAL": shape.causal,
-            "PAGE_SIZE": shape.page_size or 0,
-            **{name.upper(): name in shape.features for name in FEATURES}}
+    return {"HEAD_DIM": shape.d, "VALUE_DIM": shape.value_dim, "PAGE_SIZE": shape.page_size or 0,
+            "VARLEN": "varlen" in shape.features, **scores.constants(shape)}
 
 
 def plan(shape: AttentionShape, device, overrides=None) -> Plan:
@@ -120,12 +119,9 @@ def tiles_cost(shape: AttentionShape, plan: Plan, warps: int, before: int, asked
 
 
 def score_arguments(shape: AttentionShape, t) -> list:
-    """What makes weights of scores: the softmax's σ, the window, the cap, sinks; and offsets."""
-    (left, right), scale, cap = shape.reach, t["softmax_scale"], t["softcap"]
-    return [("sigma", np.float32(cap if shape.softcap else scale)), ("left", np.int32(left)),
-            ("right", np.int32(right)), ("squash", np.float32(scale / cap if shape.softcap else 0)),
-            *((name, t.get(name, NOTHING)) for name in ("sinks", "cu_seqlens_q", "cu_seqlens_k")),
-            ("block_table", t.get("block_table", NO_TABLE))]
+    """What makes weights of scores; of packed sequences their offsets, and their pages."""
+    offsets = [(name, t.get(name, scores.NOTHING)) for name in ("cu_seqlens_q", "cu_seqlens_k")]
+    return [*scores.arguments(shape, t), *offsets, ("block_table", t.get("block_table", NO_TABLE))]
 
 
 def arguments(shape: AttentionShape, plan: Plan, t) -> list:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from cuattn.kernels import scores
 from cuattn.kernels.base import (
     ELEMENT_BYTES,
     GRID_LIMIT,
@@ -65,7 +66,7 @@ def plan(shape: DecodeShape, device, overrides=None) -> Plan:
         raise Unsupported(f"paged: needs 1 to 32 warps and at least 2 stages, got warps={warps}, "
                           f"stages={stages}; change them")
     blocks = max(shape.b * shape.hkv * row_tiles, 1)
-    longest = max(shape.max_pages * shape.page_size, 1)
+    longest = max(shape.seen(shape.room), 1)
     rounds = ceil_div(longest, 2 * warps * KEYS)
     splits = chosen["splits"] or max(1, min(per_sm * device.sms // blocks, rounds, MAX_SPLITS))
     if splits > GRID_LIMIT:
@@ -100,18 +101,25 @@ def combine_arguments(t, m: int = 1) -> list:
 
 def feature_constants(shape: DecodeShape) -> dict:
     """What is compiled into the loop over keys."""
-    return {"M": shape.m, "CAUSAL": shape.causal}
+    return {"M": shape.m, **scores.constants(shape)}
+
+
+def score_arguments(shape: DecodeShape, t) -> list:
+    """What makes weights of scores; a window without a side is as long as any sequence."""
+    return scores.arguments(shape.sequence(shape.room), t)
 
 
 def busy_parts(shape: DecodeShape, plan: Plan, length: int) -> int:
-    """Of how many queries and splits of a sequence the query sees keys.
+    """Of how many queries and splits of a sequence the query sees keys, or a sink, which is in the first one.
 
-    The kernel divides the keys in equal shares of whole rounds of tiles.
+    The kernel divides the keys that are seen in equal shares of whole rounds of tiles. NOTE: of a split without
+    keys whose sink is −∞ nothing is read, and this counts it.
     """
-    splits, one = plan.constants["splits"], shape.sequence(length)
-    share = round_up(ceil_div(length, splits), plan.constants["warps"] * KEYS)
+    splits, one, keys = plan.constants["splits"], shape.sequence(length), shape.seen(length)
+    share, first = round_up(ceil_div(keys, splits), plan.constants["warps"] * KEYS), length - keys
     seen = [one.keys(m, m) for m in range(shape.m)]
-    return sum(max(begin, s * share) < min(end, (s + 1) * share) for begin, end in seen for s in range(splits))
+    return sum((shape.sinks and s == 0) or max(begin, first + s * share) < min(end, first + (s + 1) * share)
+               for begin, end in seen for s in range(splits))
 
 
 def attended(shape: DecodeShape, warps: int, tokens: int, results: int, out_bytes: int) -> tuple[int, int]:
@@ -126,6 +134,11 @@ def attended(shape: DecodeShape, warps: int, tokens: int, results: int, out_byte
     return loaded, results * shape.m * shape.h * (shape.d * out_bytes + 4)
 
 
+def sink_bytes(shape: DecodeShape) -> int:
+    """Each row's sink, read once."""
+    return 4 * shape.b * shape.m * shape.h * shape.sinks
+
+
 def merged(shape: DecodeShape, parts: int, busy: int) -> tuple[int, int]:
     """(loaded, stored) by the launch that merges `parts` float32 results a head, `busy` of which have keys."""
     size, rows = ELEMENT_BYTES[shape.dtype], shape.b * shape.m * shape.h
@@ -134,9 +147,10 @@ def merged(shape: DecodeShape, parts: int, busy: int) -> tuple[int, int]:
 
 def cost(shape: DecodeShape, plan: Plan, lengths) -> Cost:
     """What the splits of every sequence take; then the merge."""
-    splits, warps, tokens = plan.constants["splits"], plan.constants["warps"], sum(lengths)
+    splits, warps, keys = plan.constants["splits"], plan.constants["warps"], sum(map(shape.seen, lengths))
     out_bytes = 4 if splits > 1 else ELEMENT_BYTES[shape.dtype]
-    loaded, stored = attended(shape, warps, tokens, shape.b * splits, out_bytes)
+    loaded, stored = attended(shape, warps, keys, shape.b * splits, out_bytes)
+    loaded += sink_bytes(shape)
     if splits > 1:
         busy = sum(busy_parts(shape, plan, length) for length in lengths)
         more_loaded, more_stored = merged(shape, shape.b * shape.m * splits, busy)
@@ -150,14 +164,14 @@ def arguments(shape: DecodeShape, plan: Plan, t) -> list:
         ("q", t["q"]), ("k_cache", t["k_cache"]), ("v_cache", t["v_cache"]),
         ("block_table", t["block_table"]), ("cache_seqlens", t["cache_seqlens"]),
         ("o", t["part"] if split else t["o"]), ("lse", t["part_lse"] if split else t["lse"]),
-        ("sigma", np.float32(t["softmax_scale"])),
+        *score_arguments(shape, t),
     ]]
     return bound + ([combine_arguments(t, shape.m)] if split else [])
 
 
 ROW = Row(
     name="paged", family="decode", file="decode/paged.cu", archs=("sm_80+",), dtypes=("float16", "bfloat16"),
-    head_dims=range(8, 257, 8), features=frozenset({"gqa", "lse", "paged", "split", "queries"}),
+    head_dims=range(8, 257, 8), features=frozenset({"gqa", "lse", "paged", "split", "queries", *scores.FEATURES}),
     constants={"splits": None, "warps": None, "stages": None},
     choices={"splits": (1, 2, 4, 8, 16, 32), "warps": (4, 8), "stages": (2, 3, 4)},
     teaches="Paging costs a page number a key: with enough bytes in flight a scattered cache reads as fast "

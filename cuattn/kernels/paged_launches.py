@@ -61,14 +61,14 @@ def cost(shape: DecodeShape, plan: Plan, lengths) -> Cost:
 
 
 def arguments(shape: DecodeShape, plan: Plan, t) -> list:
-    sigma = [("sigma", np.float32(t["softmax_scale"]))]
+    scores = paged.score_arguments(shape, t)
     caches = [("k_cache", t["k_cache"]), ("v_cache", t["v_cache"])]
 
     def sequence(b: int, *names: str) -> list:
         return [(name, t[name].only(0, b)) for name in names]
 
     if plan.constants["launch"] == "request":
-        return [sequence(b, "q") + caches + sequence(b, "block_table", "cache_seqlens", "o", "lse") + sigma
+        return [sequence(b, "q") + caches + sequence(b, "block_table", "cache_seqlens", "o", "lse") + scores
                 for b in range(shape.b)]
     bound = [[("cache_seqlens", t["cache_seqlens"]), ("page_lengths", t["page_lengths"]),
               ("SLOTS", np.int32(shape.b * shape.max_pages)),
@@ -78,7 +78,7 @@ def arguments(shape: DecodeShape, plan: Plan, t) -> list:
         for page in range(shape.max_pages):
             length = t["page_lengths"].only(0, b * shape.max_pages + page)
             bound.append([q, *caches, ("block_table", table.only(1, page)), ("page_lengths", length),
-                          ("part", part.only(1, page)), ("part_lse", lse.only(2, page)), *sigma])
+                          ("part", part.only(1, page)), ("part_lse", lse.only(2, page)), *scores])
     return [*bound, paged.combine_arguments(t)]
 
 

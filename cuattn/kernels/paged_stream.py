@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cuattn.kernels import shares
+from cuattn.kernels import scores, shares
 from cuattn.kernels.base import (
     ELEMENT_BYTES,
     MAX_THREADS,
@@ -21,7 +21,7 @@ from cuattn.kernels.base import (
     resolve,
     round_up,
 )
-from cuattn.kernels.paged import feature_constants
+from cuattn.kernels.paged import feature_constants, score_arguments, sink_bytes
 
 MOST_PARTS = 64  # of a sequence, in the mean; the kernel's own
 
@@ -64,7 +64,7 @@ def plan(shape: DecodeShape, device, overrides=None) -> Plan:
         raise Unsupported(f"paged_stream: needs 1 to 32 warps and at least 2 stages, got warps={warps}, "
                           f"stages={stages}; change them")
     groups = chosen["groups"] or max(per_sm * device.sms // max(units(shape), 1), 1)
-    most = shape.b * max(ceil_div(shape.max_pages * shape.page_size, keys * warps), 1)
+    most = shape.b * max(ceil_div(shape.seen(shape.room), keys * warps), 1)
     shares.check_list("paged_stream", most, groups, f"rounds of {keys * warps} keys",
                       "choose paged, or split the call")
     check_grid("paged_stream", "groups", groups)
@@ -96,10 +96,10 @@ def cost(shape: DecodeShape, plan: Plan, lengths) -> Cost:
     (count, groups, _), threads = plan.launches[0].grid, plan.launches[0].block
     if not count or not groups:
         return Cost(0, 0, 0, plan.launch_count, plan.scratch_bytes)
-    size, tokens, d, warps = ELEMENT_BYTES[shape.dtype], sum(lengths), shape.d, threads // WARP
-    rows = shape.m * shape.h
-    loaded, stored = count * tokens * (2 * d * size + 4), 0
-    taken = stretches(plan, lengths)
+    size, d, warps, rows = ELEMENT_BYTES[shape.dtype], shape.d, threads // WARP, shape.m * shape.h
+    keys = [shape.seen(length) for length in lengths]
+    loaded, stored = count * sum(keys) * (2 * d * size + 4) + sink_bytes(shape), 0
+    taken = stretches(plan, keys)
     loaded += count * shares.lengths_read(taken, shape.b, groups, threads)
     for share in taken:
         for _, done, _, whole in share:
@@ -112,18 +112,19 @@ def cost(shape: DecodeShape, plan: Plan, lengths) -> Cost:
 
 
 def arguments(shape: DecodeShape, plan: Plan, t) -> list:
+    sigma, *more = score_arguments(shape, t)
     return [[
         ("q", t["q"]), ("k_cache", t["k_cache"]), ("v_cache", t["v_cache"]),
         ("block_table", t["block_table"]), ("cache_seqlens", t["cache_seqlens"]), ("o", t["o"]),
         ("lse", t["lse"]), ("part", t["part"]), ("part_lse", t["part_lse"]), ("tickets", t["tickets"]),
-        ("sigma", np.float32(t["softmax_scale"])), ("BATCH", np.int32(shape.b)),
+        sigma, ("BATCH", np.int32(shape.b)), *more,
     ]]
 
 
 ROW = Row(
     name="paged_stream", family="decode", file="decode/paged_stream.cu", archs=("sm_80+",),
     dtypes=("float16", "bfloat16"), head_dims=range(8, 257, 8),
-    features=frozenset({"gqa", "lse", "paged", "queries"}),
+    features=frozenset({"gqa", "lse", "paged", "queries", *scores.FEATURES}),
     constants={"keys": None, "warps": None, "stages": None, "blocks_per_sm": None, "groups": None},
     choices={"keys": (16, 32), "warps": (4, 8), "stages": (2, 3, 4), "blocks_per_sm": (1, 2)},
     teaches="Divide the work by bytes, not by sequences: equal shares of one list leave no multiprocessor "

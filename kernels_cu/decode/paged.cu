@@ -3,18 +3,21 @@
 // of one tensor-core tile).
 //
 //   for each tile of keys:   S = Q Kᵀ        P = e^{σ(S − m)}        O = e^{σ(m_old − m)} O + P V
-//   with the GROUP query heads that share K and V as the rows of Q
+//   with the M · GROUP queries and heads that share K and V as the rows of Q (rows.cuh)
 //
-// grid    (splits, HKV · ceil(GROUP / 16), B); split s of a sequence takes an equal share of its keys, in
-//         whole tiles
+// and where they are compiled in, as in flash.cu: CAUSAL among the last M tokens, WINDOW, SOFTCAP, SINKS
+//
+// grid    (splits, HKV · ceil(M · GROUP / 16), B); split s of a sequence takes an equal share of the keys that
+//         some query sees, in whole tiles; a sink is in the first one's
 // block   WARPS warps; each walks its own tiles (every WARPS-th) with its own ring of STAGES tiles in flight,
 //         no block barrier in the loop; the warps' states merge at the end. Several splits: partial O and
 //         LSE, merged by combine.cu
 // smem    Q, and the rings, which the warps' partial states take over at the end
-// bytes   every key's K and V row once a KV head (once for each 16 query heads of a group), its page number,
-//         Q, O
+// bytes   the K and V row of every key that some query sees, once a KV head (once for each 16 rows of Q), its
+//         page number, Q, O
 #include "decode/rows.cuh"
 #include "prim/paging.cuh"
+#include "prim/softcap.cuh"
 #include "prim/softmax.cuh"
 
 constexpr int D_PAD = round_up(HEAD_DIM, MMA_K), KEYS = 16, THREADS = WARPS * WARP;
@@ -85,14 +88,14 @@ DEVICE void store_state(State& s, const Accumulator<MMA_M, D_PAD>& r_o, const So
 KERNEL(THREADS, 1)
 paged(const View<const Element, 4> g_q, const View<const Element, 4> g_k, const View<const Element, 4> g_v,
       const View<const int, 2> g_table, const int* g_lengths, const View<Output, 4> g_o,
-      const View<float, 3> g_lse, float sigma) {
+      const View<float, 3> g_lse, float sigma, int left, int right, float squash, const float* g_sinks) {
   Smem& s = dynamic_smem<Smem>();
   const int split = blockIdx.x, b = blockIdx.z;
   const Rows rows(blockIdx.y / ROW_TILES, blockIdx.y % ROW_TILES);
-  const int length = load_global(g_lengths + b),
-            share = round_up(ceil_div(length, int(gridDim.x)), WARPS * KEYS);
-  const Walker keys{
-      g_k, g_v, g_table.at(b), rows.hkv, min(split * share, length), min((split + 1) * share, length)};
+  const int length = load_global(g_lengths + b), first = first_seen(length, left),
+            share = round_up(ceil_div(length - first, int(gridDim.x)), WARPS * KEYS);
+  const Walker keys{g_k, g_v, g_table.at(b), rows.hkv, min(first + split * share, length),
+                    min(first + (split + 1) * share, length)};
   auto& ring = s.ring[warp_id()];
 
   rows.load_q<THREADS>(s.q, g_q, b, threadIdx.x);
@@ -112,6 +115,7 @@ paged(const View<const Element, 4> g_q, const View<const Element, 4> g_k, const 
   Softmax<MMA_M> softmax;
   const float sigma2 = sigma * LOG2_E;
   r_o.clear();
+  if (SINKS && split == 0 && warp_id() == 0) rows.begin_with_sinks(softmax, g_sinks, sigma);
 
   const int tiles = keys.tiles();
 #pragma unroll 1
@@ -127,7 +131,8 @@ paged(const View<const Element, 4> g_q, const View<const Element, 4> g_k, const 
     Accumulator<MMA_M, KEYS> r_s;
     r_s.clear();
     multiply_abt<Element>(r_s, s.q, 0, tile.k);
-    rows.mask(r_s, keys.key0(t), length, keys.end);
+    if constexpr (SOFTCAP) cap_scores(r_s, squash);
+    rows.mask(r_s, keys.key0(t), keys.end, QuerySight{M, length, left, right});
     softmax.update(r_s, r_o, sigma2);
     multiply_ab<Element>(r_o, r_s, tile.v);
   }

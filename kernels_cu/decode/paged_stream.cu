@@ -1,25 +1,28 @@
 // paged_stream: decode attention over a paged KV cache in equal shares (Stream-K, Osama et al. 2023; as in
-// paged.cu, the query heads of one KV head are the rows of one tensor-core tile).
+// paged.cu, the queries and heads that share a KV head are the rows of a tensor-core tile).
 //
-// The keys of the batch are one list of rounds: sequence after sequence, each cut into rounds of WARPS tiles.
-// Groups of blocks take equal shares of it, whatever the lengths, which they read on the device: so one launch,
-// and a captured graph follows them as they grow. In a group each block has one KV head. A sequence that lies in
-// one share is finished there; of one that several shares cut, each block leaves its part, and the last to do so
-// merges them in their order.
+// The keys of the batch that queries see are one list of rounds: sequence after sequence, each cut into rounds
+// of WARPS tiles. Groups of blocks take equal shares of it, whatever the lengths, which they read on the device:
+// so one launch, and a captured graph follows them as they grow. In a group each block has one KV head. A
+// sequence that lies in one share is finished there; of one that several shares cut, each block leaves its part,
+// and the last to do so merges them in their order. A sink is in the part that has the first keys.
 //
 //   share of group g = rounds [⌊g R / G⌋, ⌊(g + 1) R / G⌋)     of R rounds over G groups
 //
-// grid    (HKV · ceil(GROUP / 16), groups), as many as are resident at once. NOTE: the blocks of a group run side
-//         by side, so that the heads of a token, neighbours in memory, are read at the same time
+// and where they are compiled in, as in flash.cu: CAUSAL among the last M tokens, WINDOW, SOFTCAP, SINKS
+//
+// grid    (HKV · ceil(M · GROUP / 16), groups), as many as are resident at once. NOTE: the blocks of a group run
+//         side by side, so that the heads of a token, neighbours in memory, are read at the same time
 // block   WARPS warps; in a round each takes its own tile of KEYS keys, from its own ring of STAGES tiles, which
 //         runs on from sequence to sequence; no block barrier in the loop. Where one ends the warps' states merge
 // smem    of each warp the ring, and in the same copies Q; its O takes the place of the tile it has used last
-// bytes   every key's K and V row once a KV head (once for each 16 query heads of a group), its page number;
+// bytes   the K and V row of every listed key once a KV head (once for each 16 rows of Q), its page number;
 //         Q once a warp for each stretch of a sequence; O and LSE; of a sequence that is cut, every part written
 //         and read
 #include "decode/rows.cuh"
 #include "prim/paging.cuh"
 #include "prim/scan.cuh"
+#include "prim/softcap.cuh"
 #include "prim/softmax.cuh"
 #include "prim/swizzled.cuh"
 #include "prim/ticket.cuh"
@@ -52,24 +55,26 @@ struct Smem {
 static_assert(sizeof(Smem) == SMEM_BYTES, "the plan's shared memory must be this struct");
 
 /// Rounds of so many keys. NOTE: without keys there is one all the same, which leaves 0 and −∞.
-DEVICE int rounds_of(int length) { return max(ceil_div(length, ROUND), 1); }
+DEVICE int rounds_of(int keys) { return max(ceil_div(keys, ROUND), 1); }
 
 /// A round: of which sequence, and which of its own.
 struct Place {
-  int b, round, length;
+  int b, round, length, first;  // `first`: the sequence's first key that is seen
 
-  METHOD int rounds() const { return rounds_of(length); }
+  METHOD int rounds() const { return rounds_of(length - first); }
+  /// Of this warp, in the round that is so many behind.
+  METHOD int key0(int ahead = 0) const { return first + (round + ahead) * ROUND + warp_id() * KEYS; }
 };
 
 /// The list of rounds, and the groups' shares of it.
 struct Rounds {
   const int* g_lengths;
-  int batch, total, groups;
+  int batch, left, total, groups;  // `left`: of the window
 
-  METHOD Rounds(const int* g_lengths, int batch) : g_lengths(g_lengths), batch(batch) {
+  METHOD Rounds(const int* g_lengths, int batch, int left) : g_lengths(g_lengths), batch(batch), left(left) {
     int mine = 0;
 #pragma unroll 4
-    for (int b = lane_id(); b < batch; b += WARP) mine += rounds_of(load_global(g_lengths + b));
+    for (int b = lane_id(); b < batch; b += WARP) mine += place(b, 0, load_global(g_lengths + b)).rounds();
     total = warp_sum(mine);
     groups = min(min(int(gridDim.y), total), MOST_PARTS * batch);
   }
@@ -78,15 +83,20 @@ struct Rounds {
   /// The group in whose share a round is.
   METHOD int group_of(int round) const { return ((round + 1) * groups - 1) / total; }
 
+  METHOD Place place(int b, int round, int length) const {
+    return {b, round, length, first_seen(length, left)};
+  }
+
   /// Where a round of the list is.
   METHOD Place find(int round) const {
     int before = 0;
 #pragma unroll 1
     for (int first = 0;; first += WARP) {
       const int b = first + lane_id(), length = b < batch ? load_global(g_lengths + b) : 0;
-      const int mine = b < batch ? rounds_of(length) : 0, upto = before + warp_prefix(mine);
+      const int mine = b < batch ? place(b, 0, length).rounds() : 0, upto = before + warp_prefix(mine);
       const int lane = warp_sum(upto <= round);  // so many sequences of these end before it
-      if (lane < WARP) return {first + lane, round - shuffle(upto - mine, lane), shuffle(length, lane)};
+      if (lane < WARP)
+        return place(first + lane, round - shuffle(upto - mine, lane), shuffle(length, lane));
       before = shuffle(upto, WARP - 1);
     }
   }
@@ -95,10 +105,9 @@ struct Rounds {
     if (at.round < at.rounds()) return;
     at.round = 0;
     at.length = ++at.b < batch ? load_global(g_lengths + at.b) : 0;
+    at.first = first_seen(at.length, left);
   }
 };
-
-DEVICE int key0_of(int round) { return round * ROUND + warp_id() * KEYS; }
 
 /// A warp's copies, which run ahead of its products from sequence to sequence.
 struct Loader {
@@ -118,7 +127,7 @@ struct Loader {
       : g_q(g_q), g_k(g_k), g_v(g_v), g_table(g_table), list(list), rows(rows), at(at), left(left),
         pages(fetch_pages()), stretch(0), first(true) {}
   METHOD int fetch_pages() const {
-    const int key = key0_of(at.round) + lane_id();
+    const int key = at.key0() + lane_id();
     return lane_id() < KEYS && key < at.length ? page_of<PAGE_SIZE>(g_table.at(at.b), key) : 0;
   }
   /// Starts the next tile, before a stretch's first one its Q, and looks up the pages of the tile behind, so
@@ -126,7 +135,7 @@ struct Loader {
   METHOD void start_loading(QueryTile (&q)[STAGES], Tile& s) {
     if (left-- <= 0) return;
     const Place now = at;
-    const int key0 = key0_of(now.round), mine = key0 + lane_id();
+    const int key0 = now.key0(), mine = key0 + lane_id();
     // Each lane places the row of its own key, and tells the lanes that copy it.
     const int64_t k_row = int64_t(row_in_page<PAGE_SIZE>(g_k, pages, mine, rows.hkv)),
                   v_row = int64_t(row_in_page<PAGE_SIZE>(g_v, pages, mine, rows.hkv));
@@ -256,11 +265,12 @@ KERNEL(THREADS, BLOCKS_PER_SM)
 paged_stream(const View<const Element, 4> g_q, const View<const Element, 4> g_k,
              const View<const Element, 4> g_v, const View<const int, 2> g_table, const int* g_lengths,
              const View<Element, 4> g_o, const View<float, 3> g_lse, const View<float, 3> g_part,
-             const View<float, 2> g_part_lse, int* g_tickets, float sigma, int BATCH) {
+             const View<float, 2> g_part_lse, int* g_tickets, float sigma, int BATCH, int left,
+             int right, float squash, const float* g_sinks) {
   Smem& s = dynamic_smem<Smem>();
   const int unit = blockIdx.x, group = blockIdx.y;
   const Rows rows(unit / ROW_TILES, unit % ROW_TILES);
-  const Rounds list(g_lengths, BATCH);
+  const Rounds list(g_lengths, BATCH, left);
   if (group >= list.groups) return;
   int now = list.share(group);
   const int end = list.share(group + 1);
@@ -277,6 +287,7 @@ paged_stream(const View<const Element, 4> g_q, const View<const Element, 4> g_k,
     Accumulator<MMA_M, D_PAD> r_o;
     Softmax<MMA_M> softmax;
     r_o.clear();
+    if (SINKS && at.round == 0 && warp_id() == 0) rows.begin_with_sinks(softmax, g_sinks, sigma);
 #pragma unroll 1
     for (int i = -ahead; i < count; ++i) {
       if (i >= 0) {
@@ -288,11 +299,12 @@ paged_stream(const View<const Element, 4> g_q, const View<const Element, 4> g_k,
       if (i < 0) continue;
 
       const Tile& tile = ring[t++ % STAGES].tile;
-      const int key0 = key0_of(at.round + i);
+      const int key0 = at.key0(i);
       Accumulator<MMA_M, KEYS> r_s;
       r_s.clear();
       multiply_abt<Element>(r_s, q[stretch % STAGES], 0, tile.k);
-      rows.mask(r_s, key0, at.length, at.length);
+      if constexpr (SOFTCAP) cap_scores(r_s, squash);
+      rows.mask(r_s, key0, at.length, QuerySight{M, at.length, left, right});
       softmax.update(r_s, r_o, sigma2);
       multiply_ab<Element>(r_o, r_s, tile.v);
     }
@@ -317,7 +329,8 @@ paged_stream(const View<const Element, 4> g_q, const View<const Element, 4> g_k,
       else
         store_quad(g_part.at(mine, row) + col, o);
       if (col == 0)
-        store_global(whole ? rows.lse_at(g_lse, at.b, row) : g_part_lse.at(mine) + row, load_shared(&s.lse[row]));
+        store_global(whole ? rows.lse_at(g_lse, at.b, row) : g_part_lse.at(mine) + row,
+                     load_shared(&s.lse[row]));
     });
     if (!whole) device_fence();
     block_sync();

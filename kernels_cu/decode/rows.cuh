@@ -2,12 +2,20 @@
 //
 //   row = m · GROUP + head of the group        of M · GROUP rows, in tiles of 16
 //
-// Query m is token N − M + m of a sequence of N; with CAUSAL it sees the keys up to its own.
+// Query m is token N − M + m of a sequence of N. Where they are compiled in, CAUSAL and WINDOW hide keys from
+// it, and of SINKS each row has its head's.
 #pragma once
+#include "prim/gmem.cuh"
 #include "prim/sight.cuh"
+#include "prim/softmax.cuh"
 #include "prim/tile.cuh"
 
 constexpr int ROW_TILES = ceil_div(M * GROUP, MMA_M);
+
+using QuerySight = Sight<CAUSAL, WINDOW>;
+
+/// The first key of a sequence of N that some query sees. The last one sees the sequence's last key.
+DEVICE int first_seen(int N, int left) { return QuerySight{M, N, left, 0}.begin(0); }
 
 /// One tile of them.
 struct Rows {
@@ -44,24 +52,37 @@ struct Rows {
     }
   }
 
-  /// Hides what rows do not see of the keys from `key0` on: those behind a query's own, of a sequence of N, and
-  /// all from `end` on, which this warp does not have.
-  template <class Acc> METHOD void mask(Acc& r_s, int key0, int N, int end) const {
+  /// Hides what rows do not see of the keys from `key0` on, and all from `end` on, which are not this block's.
+  template <class Acc> METHOD void mask(Acc& r_s, int key0, int end, const QuerySight& sight) const {
+    constexpr bool ALIKE = M == 1 || !(CAUSAL || WINDOW);  // whether all queries see the same keys
     const int behind = key0 + Acc::COLS;
-    if constexpr (!CAUSAL) {
+    if constexpr (ALIKE) {
       if (behind > end) mask_scores(r_s, false, 0, key0, 0, end);
     } else {
-      const Sight<true, false> sight{M, N, 0, 0};
-      if (behind <= min(sight.end(0), end)) return;
+      if (key0 >= sight.begin(M - 1) && behind <= min(sight.end(0), end)) return;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int last = min(sight.end(query(Acc::row(0, half))), end) - key0;
+        const int m = query(Acc::row(0, half)), first = sight.begin(m) - key0,
+                  last = min(sight.end(m), end) - key0;
 #pragma unroll
         for (int n = 0; n < Acc::N_TILES; ++n)
 #pragma unroll
           for (int e = 2 * half; e < 2 * half + 2; ++e)
-            if (Acc::col(n, e) >= last) r_s.tile[0][n][e] = -INFINITY;
+            if ((WINDOW && Acc::col(n, e) < first) || Acc::col(n, e) >= last) r_s.tile[0][n][e] = -INFINITY;
       }
+    }
+  }
+
+  /// Lets every row begin with its head's sink, as `begin_with_sink` of prim/sink.cuh. NOTE: of a sequence one
+  /// warp does so, of the block that has its first keys.
+  METHOD void begin_with_sinks(Softmax<MMA_M>& softmax, const float* g_sinks, float sigma SITE) const {
+    const int lane = lane_id();
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = Accumulator<MMA_M, MMA_M>::row(0, half);
+      const float sink = lane % 4 == 0 && row < count ? load_global(g_sinks + head(row) AT_SITE) : -INFINITY;
+      softmax.row[0][half] =
+          SoftmaxRow(shuffle(sink, lane / 4 * 4 AT_SITE) / sigma, lane % 4 == 0 ? 1.f : 0.f);
     }
   }
 };
