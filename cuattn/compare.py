@@ -17,6 +17,7 @@ from cuattn.reference import (
     bits,
     copy_pages,
     default_scale,
+    dequantised,
     gather,
     key_range,
     rotary_pairs,
@@ -195,16 +196,24 @@ def check_attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, o, lse=None, **o
 
 def check_decode(
     q, k_cache, v_cache, block_table, cache_seqlens, o, lse=None, *,
-    softmax_scale=None, rounding="float32", sample=None, seed=0,
+    softmax_scale=None, rounding="float32", sample=None, seed=0, kv_dtype=None, k_scale=1.0, v_scale=1.0,
 ) -> Verdict:
-    """Judge the output of paged decode; shapes as in `reference.decode`, the rest as in `check_attention`."""
+    """Judge the output of paged decode; shapes as in `reference.decode`, the rest as in `check_attention`.
+
+    Of a quantised cache by what is computed, in q's dtype, from the numbers that it stands for.
+    """
     lengths = [int(n) for n in cache_seqlens]
     b, m, h, _ = q.shape
     _demand("o", o, (b, m, h, v_cache.shape[3]))
     _demand("lse", lse, (b, h, m), optional=True)
 
     def keys(i):
-        return gather(k_cache, block_table[i], lengths[i]), gather(v_cache, block_table[i], lengths[i])
+        place = block_table[i], lengths[i]
+        if kv_dtype is None:
+            return gather(k_cache, *place), gather(v_cache, *place)
+        xp = array_module(q)
+        return (dequantised(k_cache, *place, kv_dtype, k_scale, xp),
+                dequantised(v_cache, *place, kv_dtype, v_scale, xp))
 
     end = np.array(lengths, np.int64).reshape(-1, 1)
     scale = default_scale(q.shape[3], softmax_scale)

@@ -14,7 +14,8 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
 
-ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
+ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float8_e4m3": 1, "int8": 1}
+QUANTISED = ("float8_e4m3", "int8")  # what a cache may hold in place of its queries' type, times scales
 SCRATCH_BYTES = {**ELEMENT_BYTES, "int32": 4}  # scratch may also hold numbers of pages and keys
 MMA_ROWS = 16  # rows of one mma.sync tile
 WARP = 32  # threads
@@ -123,7 +124,7 @@ class DecodeShape:
     """One query token a sequence, (B, 1, H, D), against a paged cache (num_pages, page_size, HKV, D).
 
     `max_pages` is the width of the block table. A plan sees no lengths: they live on the device and change
-    every step.
+    every step. `kv_dtype`: of `QUANTISED`, the cache's type where it is not `dtype`; `scales`: see `quantised.SCALES`.
     """
 
     b: int
@@ -133,6 +134,18 @@ class DecodeShape:
     page_size: int
     max_pages: int
     dtype: str
+    kv_dtype: str | None = None
+    scales: str = "one"
+
+    @property
+    def stored(self) -> str:
+        """The cache's type."""
+        return self.kv_dtype or self.dtype
+
+    @property
+    def features(self) -> frozenset[str]:
+        """What the shape asks for that a kernel may lack, as `AttentionShape.features`."""
+        return frozenset({"quantised"} if self.kv_dtype else ())
 
     @property
     def group(self) -> int:
@@ -317,7 +330,7 @@ class Row:
     head_dims : range
         Head dims the kernel computes (padding inside counts as computing).
     features : frozenset of str
-        Among causal, gqa, lse, paged, rope, split, window, softcap, sinks, varlen, dv.
+        Among causal, gqa, lse, paged, rope, split, window, softcap, sinks, varlen, dv, quantised.
     constants : mapping
         Tunables with their defaults; None lets the plan choose an integer by shape and device.
     choices : mapping
