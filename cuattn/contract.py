@@ -150,10 +150,8 @@ def kv_dtype(name: str | None, cache: Tensor, other: str, dtype: str) -> str | N
     return name
 
 
-def _scale(name: str, x) -> float | None:
-    """A number, None of an array."""
-    if getattr(x, "shape", ()):
-        return None
+def _scale(name: str, x) -> float:
+    """A number that a scale may be."""
     number = isinstance(x, (int, float, np.floating, np.integer)) and not isinstance(x, bool)
     if not (number and SMALLEST_SCALE <= x <= LARGEST_SCALE):
         raise refuse(name, f"a number from {SMALLEST_SCALE:.2g} to {LARGEST_SCALE:.2g}, or an array (HKV) or "
@@ -162,20 +160,19 @@ def _scale(name: str, x) -> float | None:
 
 
 def kv_scales(k_scale, v_scale) -> tuple[dict, dict]:
-    """(numbers, arrays) of what is given, by name; one that is left out is 1."""
-    given = {name: x for name, x in (("k_scale", k_scale), ("v_scale", v_scale)) if x is not None}
-    numbers = {name: _scale(name, x) for name, x in given.items()}
-    arrays = {name: x for name, x in given.items() if numbers[name] is None}
+    """(numbers, arrays) by name, one of them empty; a number that is left out stays None."""
+    given = {"k_scale": k_scale, "v_scale": v_scale}
+    arrays = {name: x for name, x in given.items() if getattr(x, "shape", ())}
     if len(arrays) == 1:
-        (name,), (other,) = arrays, {"k_scale", "v_scale"} - set(arrays)
-        raise refuse(other, f"an array as {name} is", "None" if other not in given else repr(given[other]),
-                     "give both as arrays")
-    return {name: x for name, x in numbers.items() if x is not None}, arrays
+        (name,), (other,) = arrays, given.keys() - arrays.keys()
+        raise refuse(other, f"an array as {name} is", repr(given[other]), "give both as arrays")
+    return {} if arrays else {name: x if x is None else _scale(name, x) for name, x in given.items()}, arrays
 
 
 def scale_kind(kv_dtype: str | None, numbers: dict, t: dict[str, Tensor]) -> str:
     """Of `kernels.quantised.SCALES`, after a look at their shapes; `t` holds the caches too."""
-    if kv_dtype is None and (given := [*numbers, *(name for name in ("k_scale", "v_scale") if name in t)]):
+    given = [name for name in ("k_scale", "v_scale") if name in t or numbers.get(name) is not None]
+    if kv_dtype is None and given:
         raise refuse(given[0], f"None for a cache of {t['k_cache'].dtype}", "a scale", "leave it out")
     if "k_scale" not in t:
         return "one"

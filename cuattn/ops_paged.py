@@ -150,12 +150,10 @@ def decode(q, k_cache, v_cache, block_table, cache_seqlens, *, softmax_scale: fl
     -------
     o, or (o, lse) with `return_lse`.
     """
-    arrays = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table,
-              "cache_seqlens": cache_seqlens}
     numbers, scales = contract.kv_scales(k_scale, v_scale)
-    options = {"softmax_scale": softmax_scale, "kernel": kernel}
-    if numbers or scales or kv_dtype is not None:
-        arrays, options = {**arrays, **scales}, {**options, **numbers, "kv_dtype": kv_dtype}
+    arrays = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table,
+              "cache_seqlens": cache_seqlens, **scales}
+    options = {"softmax_scale": softmax_scale, "kernel": kernel, "kv_dtype": kv_dtype, **numbers}
     o, lse = dispatch.run(plan_decode, arrays, ("o", "lse"), options, constants, out)
     return (o, lse) if return_lse else o
 
@@ -283,7 +281,8 @@ def _check_angles(t: dict[str, Tensor]) -> None:
 
 
 def plan_append(k, v, k_cache, v_cache, block_table, cache_seqlens, *, cos=None, sin=None, q=None,
-                interleaved: bool = False, kernel: str = "auto", constants: dict | None = None) -> Planned:
+                interleaved: bool = False, k_scale=None, v_scale=None, kv_dtype: str | None = None,
+                kernel: str = "auto", constants: dict | None = None) -> Planned:
     """New K and V rows into a paged cache, bound to its arrays; K, and queries beside it, rotated on the way.
 
     The rotation is RoPE's (RoFormer, arXiv:2104.09864): pairs (x, y) of elements become
@@ -304,6 +303,9 @@ def plan_append(k, v, k_cache, v_cache, block_table, cache_seqlens, *, cos=None,
         Queries at the same positions, to be rotated in the same launch; k's dtype.
     interleaved : bool
         Pair i is the elements 2i and 2i + 1 (GPT-J), else i and i + rotary_dim / 2 (GPT-NeoX, Llama).
+    k_scale, v_scale, kv_dtype
+        Of a quantised cache, as in `plan_decode`: what is stored is the row divided by the scale of its place, in
+        float32 and rounded once to the nearest number, the even one of two as near, and beyond the largest to it.
     kernel : str
         A kernel of this kind; "auto" is append_rope where there are tables, else append.
 
@@ -325,15 +327,16 @@ def plan_append(k, v, k_cache, v_cache, block_table, cache_seqlens, *, cos=None,
     for name, x in (("k", k), ("v", v)):
         contract.rank(name, x, "B, T, HKV, D")
     _check_ranks_of_cache(k_cache, v_cache, block_table)
+    numbers, scales = contract.kv_scales(k_scale, v_scale)
     binding = Binding(k=k, v=v, k_cache=k_cache, v_cache=v_cache, block_table=block_table,
-                      cache_seqlens=cache_seqlens, **rope)
+                      cache_seqlens=cache_seqlens, **rope, **scales)
     t = binding.tensors
     b, count, hkv, d = t["k"].shape
     page_size = t["k_cache"].shape[1]
     contract.dtype("k", t["k"], row.dtypes)
     contract.same("v.shape", t["v"].shape, "k", t["k"].shape)
     contract.same("v.dtype", t["v"].dtype, "k", t["k"].dtype)
-    contract.same("k_cache.dtype", t["k_cache"].dtype, "k", t["k"].dtype)
+    stored, kind = _quantised(t, "k", kv_dtype, numbers)
     contract.same("k_cache heads and head dim", t["k_cache"].shape[2:], "k", (hkv, d))
     contract.same("block_table rows", t["block_table"].shape[0], "k", b)
     contract.head_dim(d, row)
@@ -343,7 +346,9 @@ def plan_append(k, v, k_cache, v_cache, block_table, cache_seqlens, *, cos=None,
     for name in ("k_cache", "v_cache"):
         contract.writable(name, t[name])
     _check_cache(binding, more=count)
-    shape, outputs = AppendShape(b, count, hkv, d, page_size, t["k"].dtype), [k_cache, v_cache]
+    shape = AppendShape(b, count, hkv, d, page_size, t["k"].dtype, kv_dtype=stored, scales=kind)
+    dispatch.check_features(row, hkv, hkv, features=shape.features)
+    outputs = [k_cache, v_cache]
     if rope:
         _check_angles(t)
         if dispatch.checks_values(binding):
@@ -354,22 +359,24 @@ def plan_append(k, v, k_cache, v_cache, block_table, cache_seqlens, *, cos=None,
         shape = replace(shape, h=t["q"].shape[2])
     binding.inout("k_cache")
     binding.inout("v_cache")
-    return binding.planned(row, shape, constants, tuple(outputs), {})
+    return binding.planned(row, shape, constants, tuple(outputs), numbers)
 
 
 def append_kv(k, v, k_cache, v_cache, block_table, cache_seqlens, *, cos=None, sin=None, q=None,
-              interleaved: bool = False):
+              interleaved: bool = False, k_scale=None, v_scale=None, kv_dtype: str | None = None):
     """Writes new K and V rows into a paged cache, K rotated where there are tables. See `plan_append`.
 
     Returns
     -------
     The rotated q, where one is given; else None.
     """
+    numbers, scales = contract.kv_scales(k_scale, v_scale)
     arrays = {"k": k, "v": v, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table,
-              "cache_seqlens": cache_seqlens, "cos": cos, "sin": sin, "q": q}
+              "cache_seqlens": cache_seqlens, "cos": cos, "sin": sin, "q": q, **scales}
     arrays = {name: x for name, x in arrays.items() if x is not None}
     returns = ("q_rotated",) if q is not None else ()
-    outputs = dispatch.run(plan_append, arrays, returns, {"interleaved": interleaved})
+    options = {"interleaved": interleaved, **numbers, "kv_dtype": kv_dtype}
+    outputs = dispatch.run(plan_append, arrays, returns, options)
     return outputs[-1] if returns else None
 
 

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from cuattn.quantise import numbers
+from cuattn.quantise import numbers, quantise
 
 MAX_SCORES = 1 << 25  # scores held at once: 256 MiB in float64
 
@@ -253,7 +253,8 @@ def decode_mla(q, kv_cache, block_table, cache_seqlens, softmax_scale, xp=np):
     return decode(q, kv_cache, kv_cache[..., :LATENT], block_table, cache_seqlens, softmax_scale, xp)
 
 
-def append_kv(k, v, k_cache, v_cache, block_table, cache_seqlens, xp=np):
+def append_kv(k, v, k_cache, v_cache, block_table, cache_seqlens, xp=np, *, kv_dtype=None, k_scale=1.0,
+              v_scale=1.0):
     """Copies of the caches with T new tokens a sequence behind its first `cache_seqlens[b]` ones.
 
     Parameters
@@ -263,15 +264,25 @@ def append_kv(k, v, k_cache, v_cache, block_table, cache_seqlens, xp=np):
     block_table : (B, max_pages) int32
     cache_seqlens : (B,) int32
         Lengths before the append.
+    kv_dtype, k_scale, v_scale
+        As in `decode`: quantised caches get each token divided by its page's and heads' scales, rounded.
     """
     k_cache, v_cache = k_cache.copy(), v_cache.copy()
     page_size = k_cache.shape[1]
+
+    def stored(token, cache, scale, page):  # (HKV, D)
+        if kv_dtype is None:
+            return token
+        dims = getattr(scale, "ndim", 0)
+        scale = (scale[page] if dims == 2 else scale)[:, None] if dims else float(scale)
+        return quantise(widen(token, np.float32), kv_dtype, scale, xp).view(cache.dtype)
+
     for i in range(k.shape[0]):
         for t in range(k.shape[1]):
             position = int(cache_seqlens[i]) + t
             page, slot = int(block_table[i, position // page_size]), position % page_size
-            k_cache[page, slot] = k[i, t]  # (HKV, D)
-            v_cache[page, slot] = v[i, t]  # (HKV, D)
+            k_cache[page, slot] = stored(k[i, t], k_cache, k_scale, page)  # (HKV, D)
+            v_cache[page, slot] = stored(v[i, t], v_cache, v_scale, page)  # (HKV, D)
     return k_cache, v_cache
 
 

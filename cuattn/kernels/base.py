@@ -158,7 +158,8 @@ class AppendShape:
     """T new rows a sequence, (B, T, HKV, D), written into a paged cache.
 
     `rotary` elements of each K row are rotated by its position, and `h` heads of queries with it, 0 for none;
-    `interleaved`: in neighbouring pairs, else element i with i + rotary / 2.
+    `interleaved`: in neighbouring pairs, else element i with i + rotary / 2. `kv_dtype`, `scales`: as in
+    `DecodeShape`.
     """
 
     b: int
@@ -170,6 +171,18 @@ class AppendShape:
     h: int = 0
     rotary: int = 0
     interleaved: bool = False
+    kv_dtype: str | None = None
+    scales: str = "one"
+
+    @property
+    def stored(self) -> str:
+        """The cache's type."""
+        return self.kv_dtype or self.dtype
+
+    @property
+    def features(self) -> frozenset[str]:
+        """What the shape asks for that a kernel may lack."""
+        return frozenset({"quantised"} if self.kv_dtype else ())
 
 
 @dataclass(frozen=True)

@@ -105,11 +105,11 @@ def cost(shape: DecodeShape, plan: Plan, lengths) -> Cost:
     if not count or not groups:
         return Cost(0, 0, 0, plan.launch_count, plan.scratch_bytes)
     size, tokens, d, warps = ELEMENT_BYTES[shape.dtype], sum(lengths), shape.d, threads // WARP
-    key = 2 * d * ELEMENT_BYTES[shape.stored] + 4 + quantised.scale_bytes(shape, "pages")
+    key = 2 * d * ELEMENT_BYTES[shape.stored] + 4 + 8 * (shape.scales == "pages")
     loaded, stored = count * tokens * key, 0
     taken = stretches(plan, lengths)
     loaded += count * shares.lengths_read(taken, shape.b, groups, threads)
-    loaded += count * len(taken) * threads * quantised.scale_bytes(shape, "heads")
+    loaded += count * len(taken) * threads * 8 * (shape.scales == "heads")
     for share in taken:
         for _, done, _, whole in share:
             loaded += warps * shape.h * d * size

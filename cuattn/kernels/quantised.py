@@ -14,14 +14,9 @@ def constants(shape) -> dict:
     return {"Stored": shape.stored, "SCALES": SCALES.index(shape.scales)}
 
 
-def scale_bytes(shape, kind: str) -> int:
-    """Bytes of a scale of K and one of V, where they are of that kind."""
-    return 8 if shape.scales == kind else 0
-
-
 def arguments(t) -> list:
     """Two arrays and two numbers, of which a kernel reads either."""
-    given = {name: t.get(name, 1.0) for name in ("k_scale", "v_scale")}
-    numbers = {name: x for name, x in given.items() if isinstance(x, float)}
+    given = {name: t.get(name) for name in ("k_scale", "v_scale")}
+    numbers = {name: 1.0 if x is None else x for name, x in given.items() if x is None or isinstance(x, float)}
     return [*((name, NOTHING if name in numbers else x) for name, x in given.items()),
             *((f"{name}_number", np.float32(numbers.get(name, 1))) for name in given)]

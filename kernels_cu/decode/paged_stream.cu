@@ -28,9 +28,8 @@
 
 constexpr int D_PAD = round_up(HEAD_DIM, MMA_K), THREADS = WARPS * WARP, ROUND = WARPS * KEYS,
               ROW_TILES = ceil_div(GROUP, MMA_M), ROWS = GROUP < MMA_M ? GROUP : MMA_M;
-using Cell = Cache<Stored>::Cell;
-using Products = Cache<Stored>::Products<SCALES>;
-constexpr int PER_WORD = Cache<Stored>::PER_WORD, WORDS = D_PAD / PER_WORD;  // of a row of K or V
+using Products = ProductsOf<Stored, SCALES, IsByte<Stored>::value>::type;
+constexpr int PER_WORD = 2 / sizeof(Cell<Stored>), WORDS = D_PAD / PER_WORD;  // 16-bit words of a row of K or V
 constexpr int MOST_PARTS = 64;  // of a sequence, in the mean: merging more takes longer than shorter shares save
 static_assert(KEYS % MMA_K == 0 && KEYS <= WARP, "a lane looks up the page of a key");
 
@@ -108,7 +107,7 @@ DEVICE int key0_of(int round) { return round * ROUND + warp_id() * KEYS; }
 /// A warp's copies, which run ahead of its products from sequence to sequence.
 struct Loader {
   const View<const Element, 4>& g_q;
-  const View<const Cell, 4>&g_k, &g_v;
+  const View<const Cell<Stored>, 4>&g_k, &g_v;
   const View<const int, 2>& g_table;
   const Scales& scales;
   const Rounds& list;
@@ -119,8 +118,8 @@ struct Loader {
   int stretch;  // that the next tile belongs to, the first one 0
   bool first;   // whether it is that stretch's first
 
-  METHOD Loader(const View<const Element, 4>& g_q, const View<const Cell, 4>& g_k,
-                const View<const Cell, 4>& g_v, const View<const int, 2>& g_table, const Scales& scales,
+  METHOD Loader(const View<const Element, 4>& g_q, const View<const Cell<Stored>, 4>& g_k,
+                const View<const Cell<Stored>, 4>& g_v, const View<const int, 2>& g_table, const Scales& scales,
                 const Rounds& list, int h0, int rows, int hkv, Place at, int left)
       : g_q(g_q), g_k(g_k), g_v(g_v), g_table(g_table), scales(scales), list(list), h0(h0), rows(rows), hkv(hkv), at(at),
         left(left), pages(fetch_pages()), stretch(0), first(true) {}
@@ -260,10 +259,10 @@ struct Parts {
 };
 
 KERNEL(THREADS, BLOCKS_PER_SM)
-paged_stream(const View<const Element, 4> g_q, const View<const Cell, 4> g_k, const View<const Cell, 4> g_v,
-             const View<const int, 2> g_table, const int* g_lengths, const View<Element, 4> g_o,
-             const View<float, 3> g_lse, const View<float, 3> g_part, const View<float, 2> g_part_lse,
-             int* g_tickets, float sigma, int BATCH, const float* g_k_scale, const float* g_v_scale,
+paged_stream(const View<const Element, 4> g_q, const View<const Cell<Stored>, 4> g_k,
+             const View<const Cell<Stored>, 4> g_v, const View<const int, 2> g_table, const int* g_lengths,
+             const View<Element, 4> g_o, const View<float, 3> g_lse, const View<float, 3> g_part,
+             const View<float, 2> g_part_lse, int* g_tickets, float sigma, int BATCH, const float* g_k_scale, const float* g_v_scale,
              float k_scale, float v_scale) {
   Smem& s = dynamic_smem<Smem>();
   const Scales scales{g_k_scale, g_v_scale, k_scale, v_scale};

@@ -7,18 +7,9 @@
 // lost among many; O's store takes it back.
 #pragma once
 #include "prim/cp_async_word.cuh"
-#include "prim/gmem.cuh"
 #include "prim/quantised.cuh"
+#include "prim/scales.cuh"
 #include "prim/softmax.cuh"
-
-/// How many scales there are: one, one a KV head, or one for each page's part of a KV head.
-enum { SCALES_ONE, SCALES_HEADS, SCALES_PAGES };
-
-/// Scales of K and V: numbers, or [HKV] or [num_pages, HKV] of them.
-struct Scales {
-  const float *g_k, *g_v;
-  float k, v;
-};
 
 /// Of a tile's keys, where pages have their own.
 template <int KEYS, bool PAGES> struct KeyScales {
@@ -78,8 +69,7 @@ template <class T, int KIND> struct ByteProducts {
   float row[2];  // what the scores of a lane's rows are multiplied by
 
   METHOD ByteProducts(const Scales& scales, int hkv SITE) : k(scales.k), v(scales.v), weight(UNIT) {
-    if constexpr (KIND == SCALES_HEADS)
-      k = load_global(scales.g_k + hkv AT_SITE), v = load_global(scales.g_v + hkv AT_SITE);
+    if constexpr (!PAGES) k = scales.of_k<KIND>(0, hkv, 0 AT_SITE), v = scales.of_v<KIND>(0, hkv, 0 AT_SITE);
   }
   /// Q of a new stretch.
   template <class Queries> METHOD void take(Queries& q SITE) {
@@ -154,14 +144,9 @@ template <class T, int KIND> struct ByteProducts {
   }
 };
 
-/// What a cache holds: `Cell` is what its Views count in, PER_WORD how many lie in a 16-bit element of a tile.
-template <class Stored, bool BYTES = IsByte<Stored>::value> struct Cache {
-  using Cell = Stored;
-  static constexpr int PER_WORD = 1;
-  template <int KIND> using Products = FloatProducts<Stored>;
+template <class T, int KIND, bool BYTES> struct ProductsOf {
+  using type = FloatProducts<T>;
 };
-template <class Stored> struct Cache<Stored, true> {
-  using Cell = uint8_t;
-  static constexpr int PER_WORD = 2;
-  template <int KIND> using Products = ByteProducts<Stored, KIND>;
+template <class T, int KIND> struct ProductsOf<T, KIND, true> {
+  using type = ByteProducts<T, KIND>;
 };
