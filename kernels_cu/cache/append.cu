@@ -6,8 +6,8 @@
 //
 // grid    (T, B)
 // block   one new token: HKV · D elements of K and of V, 16 bytes a thread and step
-// bytes   every new row read once and written once, one length and one page number a thread; two scales, where there are
-//         arrays of them, a thread and step
+// bytes   every new row read once and written once, one length and one page number a thread; where scales are
+//         arrays, two a thread and step
 #include "cache/rows.cuh"
 #include "prim/paging.cuh"
 
@@ -23,7 +23,8 @@ append(const View<const Element, 4> g_k_new, const View<const Element, 4> g_v_ne
   for (int i = threadIdx.x; i < HKV * CHUNKS; i += THREADS) {
     const int hkv = i / CHUNKS, col = i % CHUNKS * 8;
     auto copy = [&](const View<const Element, 4>& from, const View<Cell<Stored>, 4>& to, float scale) {
-      copy_eight<Stored>(row_in_page<PAGE_SIZE>(to, page, position, hkv) + col, from.at(b, t, hkv) + col, scale);
+      copy_eight<Stored>(row_in_page<PAGE_SIZE>(to, page, position, hkv) + col, from.at(b, t, hkv) + col,
+                         scale);
     };
     copy(g_k_new, g_k, scales.of_k<SCALES>(page, hkv, HKV));
     copy(g_v_new, g_v, scales.of_v<SCALES>(page, hkv, HKV));

@@ -11,7 +11,7 @@
 // grid    (T, B)
 // block   one new token; a warp turns one head after another, and keeps the angles: a lane those of its units
 // bytes   every new row read once and written once, the token's angles once a warp, one length and one page
-//         number a thread; where there are arrays of scales, one of K a lane and head, one of V a thread and step
+//         number a thread; where scales are arrays, one of K a lane and head, one of V a thread and step
 #include "cache/rows.cuh"
 #include "prim/paging.cuh"
 #include "prim/warp.cuh"
@@ -82,9 +82,10 @@ DEVICE void append_token(const View<const Element, 4>& g_k_new, const View<const
 
 KERNEL(THREADS, 1)
 append_rope(const View<const Element, 4> g_k_new, const View<const Element, 4> g_v_new,
-            const View<Cell<Stored>, 4> g_k, const View<Cell<Stored>, 4> g_v, const View<const int, 2> g_table,
-            const int* g_lengths, const float* g_k_scale, const float* g_v_scale, float k_scale, float v_scale,
-            const View<const float, 2> g_cos, const View<const float, 2> g_sin) {
+            const View<Cell<Stored>, 4> g_k, const View<Cell<Stored>, 4> g_v,
+            const View<const int, 2> g_table, const int* g_lengths, const float* g_k_scale,
+            const float* g_v_scale, float k_scale, float v_scale, const View<const float, 2> g_cos,
+            const View<const float, 2> g_sin) {
   const Scales scales{g_k_scale, g_v_scale, k_scale, v_scale};
   const int position = load_global(g_lengths + blockIdx.y) + blockIdx.x;
   append_token(g_k_new, g_v_new, g_k, g_v, g_table, position, load_turn(g_cos, g_sin, position), scales);
@@ -92,13 +93,15 @@ append_rope(const View<const Element, 4> g_k_new, const View<const Element, 4> g
 
 KERNEL(THREADS, 1)
 append_rope_q(const View<const Element, 4> g_k_new, const View<const Element, 4> g_v_new,
-              const View<Cell<Stored>, 4> g_k, const View<Cell<Stored>, 4> g_v, const View<const int, 2> g_table,
-              const int* g_lengths, const float* g_k_scale, const float* g_v_scale, float k_scale, float v_scale,
-              const View<const float, 2> g_cos, const View<const float, 2> g_sin,
-              const View<const Element, 4> g_q, const View<Element, 4> g_q_turned) {
+              const View<Cell<Stored>, 4> g_k, const View<Cell<Stored>, 4> g_v,
+              const View<const int, 2> g_table, const int* g_lengths, const float* g_k_scale,
+              const float* g_v_scale, float k_scale, float v_scale, const View<const float, 2> g_cos,
+              const View<const float, 2> g_sin, const View<const Element, 4> g_q,
+              const View<Element, 4> g_q_turned) {
   const Scales scales{g_k_scale, g_v_scale, k_scale, v_scale};
   const int t = blockIdx.x, b = blockIdx.y, position = load_global(g_lengths + b) + t;
   const Turn turn = load_turn(g_cos, g_sin, position);
-  for (int h = warp_id(); h < H; h += WARPS) turn_row<Element>(g_q.at(b, t, h), g_q_turned.at(b, t, h), turn, 1.f);
+  for (int h = warp_id(); h < H; h += WARPS)
+    turn_row<Element>(g_q.at(b, t, h), g_q_turned.at(b, t, h), turn, 1.f);
   append_token(g_k_new, g_v_new, g_k, g_v, g_table, position, turn, scales);
 }

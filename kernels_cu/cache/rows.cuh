@@ -1,5 +1,5 @@
-// rows: numbers of new rows as a cache of type T takes them: 16-bit floats as they are, bytes by a scale, divided
-// in float32 and rounded once.
+// rows: numbers of new rows as a cache of type T takes them: 16-bit floats as they are; as bytes divided by a
+// scale, in float32, and rounded once.
 #pragma once
 #include "prim/scales.cuh"
 
@@ -20,7 +20,7 @@ template <class T, class Element> DEVICE void copy_eight(Cell<T>* to, const Elem
 /// Two neighbours.
 template <class T> DEVICE void store_two(Cell<T>* to, float a, float b, float scale SITE) {
   if constexpr (IsByte<T>::value)
-    store_global(reinterpret_cast<uint16_t*>(to), uint16_t(narrow<T>(a / scale, b / scale, 0.f, 0.f)) AT_SITE);
+    store_global(reinterpret_cast<uint16_t*>(to), uint16_t(narrow<T>(a / scale, b / scale, 0, 0)) AT_SITE);
   else
     store_pair(to, a, b AT_SITE);
 }
@@ -31,6 +31,7 @@ template <class T, class Element> DEVICE void copy_two(Cell<T>* to, const Elemen
     const Pair two = load_pair(from AT_SITE);
     store_two<T>(to, two.a, two.b, scale AT_SITE);
   } else {
-    store_global(reinterpret_cast<uint32_t*>(to), load_global(reinterpret_cast<const uint32_t*>(from) AT_SITE) AT_SITE);
+    const uint32_t two = load_global(reinterpret_cast<const uint32_t*>(from) AT_SITE);
+    store_global(reinterpret_cast<uint32_t*>(to), two AT_SITE);
   }
 }

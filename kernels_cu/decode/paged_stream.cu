@@ -14,9 +14,9 @@
 // block   WARPS warps; in a round each takes its own tile of KEYS keys, from its own ring of STAGES tiles, which
 //         runs on from sequence to sequence; no block barrier in the loop. Where one ends the warps' states merge
 // smem    of each warp the ring, and in the same copies Q; its O takes the place of the tile it has used last
-// bytes   every key's K and V row once a KV head (once for each 16 query heads of a group), its page number;
-//         Q once a warp for each stretch of a sequence; O and LSE; of a sequence that is cut, every part written
-//         and read
+// bytes   every key's K and V row once a KV head (once for each 16 query heads of a group), its page number and,
+//         of a quantised cache whose pages have scales, those; Q once a warp for each stretch of a sequence; O
+//         and LSE; of a sequence that is cut, every part written and read
 #include "decode/products.cuh"
 #include "prim/mask.cuh"
 #include "prim/paging.cuh"
@@ -29,7 +29,7 @@
 constexpr int D_PAD = round_up(HEAD_DIM, MMA_K), THREADS = WARPS * WARP, ROUND = WARPS * KEYS,
               ROW_TILES = ceil_div(GROUP, MMA_M), ROWS = GROUP < MMA_M ? GROUP : MMA_M;
 using Products = ProductsOf<Stored, SCALES, IsByte<Stored>::value>::type;
-constexpr int PER_WORD = 2 / sizeof(Cell<Stored>), WORDS = D_PAD / PER_WORD;  // 16-bit words of a row of K or V
+constexpr int PER_WORD = 2 / sizeof(Cell<Stored>), WORDS = D_PAD / PER_WORD;  // 16 bits, and of a row of K or V
 constexpr int MOST_PARTS = 64;  // of a sequence, in the mean: merging more takes longer than shorter shares save
 static_assert(KEYS % MMA_K == 0 && KEYS <= WARP, "a lane looks up the page of a key");
 
@@ -121,8 +121,8 @@ struct Loader {
   METHOD Loader(const View<const Element, 4>& g_q, const View<const Cell<Stored>, 4>& g_k,
                 const View<const Cell<Stored>, 4>& g_v, const View<const int, 2>& g_table, const Scales& scales,
                 const Rounds& list, int h0, int rows, int hkv, Place at, int left)
-      : g_q(g_q), g_k(g_k), g_v(g_v), g_table(g_table), scales(scales), list(list), h0(h0), rows(rows), hkv(hkv), at(at),
-        left(left), pages(fetch_pages()), stretch(0), first(true) {}
+      : g_q(g_q), g_k(g_k), g_v(g_v), g_table(g_table), scales(scales), list(list), h0(h0), rows(rows),
+        hkv(hkv), at(at), left(left), pages(fetch_pages()), stretch(0), first(true) {}
   METHOD int fetch_pages() const {
     const int key = key0_of(at.round) + lane_id();
     return lane_id() < KEYS && key < at.length ? page_of<PAGE_SIZE>(g_table.at(at.b), key) : 0;
@@ -262,8 +262,8 @@ KERNEL(THREADS, BLOCKS_PER_SM)
 paged_stream(const View<const Element, 4> g_q, const View<const Cell<Stored>, 4> g_k,
              const View<const Cell<Stored>, 4> g_v, const View<const int, 2> g_table, const int* g_lengths,
              const View<Element, 4> g_o, const View<float, 3> g_lse, const View<float, 3> g_part,
-             const View<float, 2> g_part_lse, int* g_tickets, float sigma, int BATCH, const float* g_k_scale, const float* g_v_scale,
-             float k_scale, float v_scale) {
+             const View<float, 2> g_part_lse, int* g_tickets, float sigma, int BATCH, const float* g_k_scale,
+             const float* g_v_scale, float k_scale, float v_scale) {
   Smem& s = dynamic_smem<Smem>();
   const Scales scales{g_k_scale, g_v_scale, k_scale, v_scale};
   const int unit = blockIdx.x, group = blockIdx.y, hkv = unit / ROW_TILES, row_tile = unit % ROW_TILES;

@@ -2,9 +2,9 @@
 //
 //   S = (q · k) k_scale      O = Σ p v v_scale
 //
-// Bytes become float16, and so does Q, whatever it was. k_scale is multiplied into the scores, v_scale into O or,
-// where each page has its own, into the weights. These are rounded to float16 as 2¹⁵ p, so that none above 2⁻³⁹ is
-// lost among many; O's store takes it back.
+// Bytes become float16, and so does Q, whatever it was. k_scale is multiplied into the scores, v_scale into O
+// or, where each page has its own, into the weights. These are rounded to float16 as 2¹⁵ p, so that many of
+// 2⁻³⁹ and more still count; O's store takes it back.
 #pragma once
 #include "prim/cp_async_word.cuh"
 #include "prim/quantised.cuh"
@@ -64,7 +64,7 @@ struct Rescale {
 template <class T, int KIND> struct ByteProducts {
   static constexpr bool PAGES = KIND == SCALES_PAGES;
   static constexpr float UNIT = 32768.f;  // the float16 that a weight of 1 becomes
-  float k, v;    // the scale of all keys; of pages, v is a power of two that none of the stretch so far exceeds
+  float k, v;    // the scale of all keys; of pages, v is a power of two that none of the stretch has exceeded
   float weight;  // what weights are multiplied by
   float row[2];  // what the scores of a lane's rows are multiplied by
 
@@ -123,7 +123,8 @@ template <class T, int KIND> struct ByteProducts {
   template <class AccO> static METHOD void store(float* s_row, const AccO& r_o, int half, float factor SITE) {
 #pragma unroll
     for (int n = 0; n < AccO::N_TILES; n += 2)
-      store_shared(reinterpret_cast<Vec16*>(s_row + first_column(n)), four_columns(r_o, n, half, factor) AT_SITE);
+      store_shared(reinterpret_cast<Vec16*>(s_row + first_column(n)),
+                   four_columns(r_o, n, half, factor) AT_SITE);
   }
 
   static METHOD Pair scales_of(const float* s_scale, int col SITE) {
@@ -134,7 +135,8 @@ template <class T, int KIND> struct ByteProducts {
     float top = load_shared(s_scale + lane_id() % KEYS AT_SITE);
     if (!warp_any(top > v AT_SITE)) return;
 #pragma unroll
-    for (int distance = WARP / 2; distance > 0; distance /= 2) top = fmaxf(top, shuffle_xor(top, distance AT_SITE));
+    for (int distance = WARP / 2; distance > 0; distance /= 2)
+      top = fmaxf(top, shuffle_xor(top, distance AT_SITE));
     const float now = __uint_as_float((__float_as_uint(top) + 0x7fffffu) & 0x7f800000u), rescale = v / now;
     v = now, weight = UNIT / now;
 #pragma unroll

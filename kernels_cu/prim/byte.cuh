@@ -2,8 +2,8 @@
 #pragma once
 #include "prim/num.cuh"
 
-/// Four exponent bits, three of mantissa, no infinity (OCP 8-bit floating point, 2023). NOTE: here a name alone;
-/// whoever moves them moves bytes.
+/// Four exponent bits, three of mantissa, no infinity (OCP 8-bit floating point, 2023). NOTE: here a name alone:
+/// they are moved as bytes.
 struct float8_e4m3;
 
 template <class T> struct IsByte {
@@ -23,7 +23,7 @@ struct alignas(8) Vec8 {
   uint32_t word[2];
 };
 
-/// The bytes of `low` (0 … 3) and `high` (4 … 7) that the nibbles of SELECTOR name, the lowest first. PTX prmt.
+/// The bytes of `low` (0 … 3) and `high` (4 … 7) that SELECTOR's digits name, the lowest first. PTX prmt.
 template <uint32_t SELECTOR> DEVICE uint32_t permute_bytes(uint32_t low, uint32_t high) {
 #if defined(CUATTN_SIMT)
   const uint64_t both = low | uint64_t(high) << 32;
@@ -75,7 +75,8 @@ DEVICE uint32_t e4m3_bits(float x) {
 }
 #endif
 
-/// Two e4m3, of a word the low or the HIGH ones, as float16, which holds them all. PTX cvt.rn.f16x2.e4m3x2 (sm_89).
+/// Two e4m3, the low or the HIGH ones of a word, as float16, which holds them all. PTX cvt.rn.f16x2.e4m3x2
+/// (sm_89).
 template <bool HIGH> DEVICE uint32_t halves_of_e4m3(uint32_t four) {
   const uint32_t two = HIGH ? four >> 16 : four;
 #if defined(CUATTN_SIMT)
@@ -83,9 +84,9 @@ template <bool HIGH> DEVICE uint32_t halves_of_e4m3(uint32_t four) {
 #elif __CUDA_ARCH__ >= 890
   uint32_t r;
   if constexpr (HIGH)
-    asm("{ .reg .b16 low, high; mov.b32 {low, high}, %1; cvt.rn.f16x2.e4m3x2 %0, high; }" : "=r"(r) : "r"(four));
+    asm("{ .reg .b16 a, b; mov.b32 {a, b}, %1; cvt.rn.f16x2.e4m3x2 %0, b; }" : "=r"(r) : "r"(four));
   else
-    asm("{ .reg .b16 low, high; mov.b32 {low, high}, %1; cvt.rn.f16x2.e4m3x2 %0, low; }" : "=r"(r) : "r"(four));
+    asm("{ .reg .b16 a, b; mov.b32 {a, b}, %1; cvt.rn.f16x2.e4m3x2 %0, a; }" : "=r"(r) : "r"(four));
   return r;
 #else
   // In place they are 2⁸ too small. NOTE: 146 times as large, NaN's code alone is infinite, and 0 · ∞ is NaN.

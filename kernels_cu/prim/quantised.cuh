@@ -1,9 +1,9 @@
-// quantised: products of mma.sync whose right operand lies in shared memory as bytes (prim/byte.cuh), two in each
+// quantised: products of mma.sync whose right operand lies in shared memory as bytes (byte.cuh), two in each
 // 16-bit element of its tile. They become float16 in registers, exactly, on their way to the tensor cores.
 //
-// NOTE: what a lane gets from ldmatrix are two neighbouring bytes a 16-bit element, where mma.sync wants every
-// other pair. So numbers trade places: in the columns of Q by 16, which `take_rows` moves alike, and in those of
-// O by 16, where a lane has four neighbours (`store_columns`).
+// NOTE: what a lane gets from ldmatrix are neighbours: four of a row, or two of two rows. mma.sync wants pairs 8
+// columns apart, and a column's two rows. So columns trade places within 16: those of the left operand in
+// `take_rows`, as nothing of the product depends on them; those of the result in its store (`four_columns`).
 #pragma once
 #include "prim/byte.cuh"
 #include "prim/mma.cuh"
@@ -11,7 +11,8 @@
 /// acc += A Bᵀ; s_a as `take_rows` leaves it, s_b [column][k], bytes of type T.
 template <class T, class Acc, class TileA, class TileB>
 DEVICE void multiply_abt_bytes(Acc& acc, const TileA& s_a, const TileB& s_b SITE) {
-  static_assert(TileA::COLS == 2 * TileB::COLS && TileB::ROWS == Acc::COLS && Acc::M_TILES == 1, "shapes must agree");
+  static_assert(TileA::COLS == 2 * TileB::COLS && TileB::ROWS == Acc::COLS && Acc::M_TILES == 1,
+                "shapes must agree");
   constexpr int UNROLL = TileB::COLS <= 64 ? 4 : 1;  // whole, but where wide accumulators would spill
 #pragma unroll UNROLL
   for (int k = 0; k < TileB::COLS; k += MMA_K) {
@@ -34,11 +35,12 @@ DEVICE void multiply_abt_bytes(Acc& acc, const TileA& s_a, const TileB& s_b SITE
   }
 }
 
-/// acc += A B, A a float32 accumulator rounded to float16 where it lies, s_b [k][column], bytes of type T. Column
-/// 2 j + e of 16 becomes column j of tile column e.
+/// acc += A B, A a float32 accumulator rounded to float16 where it lies, s_b [k][column], bytes of type T.
+/// Column 2 j + e of 16 becomes column j of tile column e.
 template <class T, class Acc, class AccA, class TileB>
 DEVICE void multiply_ab_bytes(Acc& acc, const AccA& r_a, const TileB& s_b SITE) {
-  static_assert(AccA::COLS == TileB::ROWS && 2 * TileB::COLS == Acc::COLS && Acc::M_TILES == 1, "shapes must agree");
+  static_assert(AccA::COLS == TileB::ROWS && 2 * TileB::COLS == Acc::COLS && Acc::M_TILES == 1,
+                "shapes must agree");
 #pragma unroll
   for (int k = 0; k < AccA::N_TILES; k += 2) {
     uint32_t a[4];
@@ -64,8 +66,8 @@ DEVICE void multiply_ab_bytes(Acc& acc, const AccA& r_a, const TileB& s_b SITE) 
   }
 }
 
-/// Of a row of O that `multiply_ab_bytes` has left: the first of four neighbouring columns that a lane holds in tile
-/// columns n and n + 1 (n even), and those.
+/// Of a row that `multiply_ab_bytes` has left: the first of the four neighbouring columns that a lane holds in
+/// tile columns n and n + 1 (n even), and those.
 DEVICE int first_column(int n) { return n * MMA_N + 4 * (lane_id() % 4); }
 template <class Acc> DEVICE Vec16 four_columns(const Acc& acc, int n, int half, float factor) {
   const auto number = [&](int e) {
@@ -76,9 +78,9 @@ template <class Acc> DEVICE Vec16 four_columns(const Acc& acc, int n, int half, 
 
 constexpr int power_of_two_above(int x) { return x <= 1 ? 1 : 2 * power_of_two_above((x + 1) / 2); }
 
-/// Makes a warp's rows of 16-bit floats, in place, the left operand of `multiply_abt_bytes`: float16, each row times
-/// a power of two that puts its largest number between 2¹⁴ and 2¹⁵, so that a bfloat16 loses nothing that counts.
-/// `undo` takes it back in a lane's rows of an accumulator.
+/// Makes a warp's rows of 16-bit floats, in place, the left operand of `multiply_abt_bytes`: float16, each row
+/// times a power of two that puts its largest number between 2¹⁴ and 2¹⁵, so that a bfloat16 loses nothing that
+/// counts. `undo` takes it back in a lane's rows of an accumulator.
 template <class T, class Tile> DEVICE void take_rows(Tile& s, float (&undo)[2] SITE) {
   constexpr int LANES = WARP / power_of_two_above(Tile::ROWS);  // a row's
   const int row = lane_id() / LANES, mine = row < Tile::ROWS ? lane_id() % LANES * 16 : Tile::COLS;
@@ -94,7 +96,8 @@ template <class T, class Tile> DEVICE void take_rows(Tile& s, float (&undo)[2] S
         top = max(top, max(eight.word[i] & 0x7fffu, eight.word[i] >> 16 & 0x7fffu));
     }
 #pragma unroll
-  for (int distance = LANES / 2; distance > 0; distance /= 2) top = max(top, shuffle_xor(top, distance AT_SITE));
+  for (int distance = LANES / 2; distance > 0; distance /= 2)
+    top = max(top, shuffle_xor(top, distance AT_SITE));
   const int exponent = min(141 - int(__float_as_uint(to_float(T{uint16_t(top)})) >> 23), 120);
   const float factor = __int_as_float((127 + exponent) << 23);
 #pragma unroll 1

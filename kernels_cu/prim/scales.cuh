@@ -18,8 +18,8 @@ struct Scales {
     return of<KIND>(g_v, v, page, hkv, HKV AT_SITE);
   }
   template <int KIND> static METHOD float of(const float* g, float one, int page, int hkv, int HKV SITE) {
-    return KIND == SCALES_ONE ? one
-                              : load_global(g + (KIND == SCALES_HEADS ? 0 : int64_t(page) * HKV) + hkv AT_SITE);
+    if (KIND == SCALES_ONE) return one;
+    return load_global(g + (KIND == SCALES_PAGES ? int64_t(page) * HKV : 0) + hkv AT_SITE);
   }
 };
 

@@ -8,7 +8,10 @@ KERNEL(32, 1) widened(const uint32_t* g_in, uint32_t* g_out, uint32_t* g_across)
   uint32_t halves[2], across[2];
   widen<Stored, false>(halves, four);
   widen<Stored, true>(across, four);
-  for (int j = 0; j < 2; ++j) store_global(g_out + 2 * i + j, halves[j]), store_global(g_across + 2 * i + j, across[j]);
+  for (int j = 0; j < 2; ++j) {
+    store_global(g_out + 2 * i + j, halves[j]);
+    store_global(g_across + 2 * i + j, across[j]);
+  }
 }
 
 KERNEL(32, 1) narrowed(const float* g_in, uint32_t* g_out) {
