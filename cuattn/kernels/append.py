@@ -26,9 +26,13 @@ def cost(shape: AppendShape, plan: Plan, lengths=None) -> Cost:
     return Cost(0, tokens * loaded, tokens * 2 * elements * ELEMENT_BYTES[shape.stored], plan.launch_count)
 
 
+def rows(t) -> list:
+    """Where new rows come from and go to."""
+    return [(name, t[name]) for name in ("k", "v", "k_cache", "v_cache", "block_table", "cache_seqlens")]
+
+
 def arguments(shape: AppendShape, plan: Plan, t) -> list:
-    names = ("k", "v", "k_cache", "v_cache", "block_table", "cache_seqlens")
-    return [[*((name, t[name]) for name in names), *quantised.arguments(t)]]
+    return [[*rows(t), *quantised.arguments(t)]]
 
 
 ROW = Row(

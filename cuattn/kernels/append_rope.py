@@ -42,9 +42,8 @@ def cost(shape: AppendShape, plan: Plan, lengths=None) -> Cost:
 
 
 def arguments(shape: AppendShape, plan: Plan, t) -> list:
-    (appended,) = append.arguments(shape, plan, t)
     names = ("cos", "sin", "q", "q_rotated") if shape.h else ("cos", "sin")
-    return [[*appended, *((name, t[name]) for name in names)]]
+    return [[*append.rows(t), *((name, t[name]) for name in names), *quantised.arguments(t)]]
 
 
 ROW = Row(

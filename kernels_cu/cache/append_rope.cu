@@ -83,9 +83,9 @@ DEVICE void append_token(const View<const Element, 4>& g_k_new, const View<const
 KERNEL(THREADS, 1)
 append_rope(const View<const Element, 4> g_k_new, const View<const Element, 4> g_v_new,
             const View<Cell<Stored>, 4> g_k, const View<Cell<Stored>, 4> g_v,
-            const View<const int, 2> g_table, const int* g_lengths, const float* g_k_scale,
-            const float* g_v_scale, float k_scale, float v_scale, const View<const float, 2> g_cos,
-            const View<const float, 2> g_sin) {
+            const View<const int, 2> g_table, const int* g_lengths, const View<const float, 2> g_cos,
+            const View<const float, 2> g_sin, const float* g_k_scale, const float* g_v_scale, float k_scale,
+            float v_scale) {
   const Scales scales{g_k_scale, g_v_scale, k_scale, v_scale};
   const int position = load_global(g_lengths + blockIdx.y) + blockIdx.x;
   append_token(g_k_new, g_v_new, g_k, g_v, g_table, position, load_turn(g_cos, g_sin, position), scales);
@@ -94,10 +94,10 @@ append_rope(const View<const Element, 4> g_k_new, const View<const Element, 4> g
 KERNEL(THREADS, 1)
 append_rope_q(const View<const Element, 4> g_k_new, const View<const Element, 4> g_v_new,
               const View<Cell<Stored>, 4> g_k, const View<Cell<Stored>, 4> g_v,
-              const View<const int, 2> g_table, const int* g_lengths, const float* g_k_scale,
-              const float* g_v_scale, float k_scale, float v_scale, const View<const float, 2> g_cos,
+              const View<const int, 2> g_table, const int* g_lengths, const View<const float, 2> g_cos,
               const View<const float, 2> g_sin, const View<const Element, 4> g_q,
-              const View<Element, 4> g_q_turned) {
+              const View<Element, 4> g_q_turned, const float* g_k_scale, const float* g_v_scale, float k_scale,
+              float v_scale) {
   const Scales scales{g_k_scale, g_v_scale, k_scale, v_scale};
   const int t = blockIdx.x, b = blockIdx.y, position = load_global(g_lengths + b) + t;
   const Turn turn = load_turn(g_cos, g_sin, position);
