@@ -20,7 +20,8 @@ from cuattn.machine import Tensor
 PREFILL, DECODE = ("flash_hopper", "flash"), ("paged_stream", "paged")
 OFFERED = {"window": "window_size", "softcap": "softcap", "sinks": "sinks", "varlen": "cu_seqlens_q",
            "paged": "block_table", "dv": "a head dim of v that is not k's",
-           "queries": "several queries a sequence"}  # the shapes' `features` as arguments
+           "queries": "several queries a sequence",
+           "quantised": "a quantised cache"}  # the shapes' `features` as arguments
 
 
 def _key(plan, arrays: dict, options: dict, constants, out) -> tuple | None:
@@ -64,13 +65,13 @@ def bound(sinks, **arrays) -> Binding:
     return Binding(**arrays)
 
 
-def offering(names: tuple[str, ...], shape) -> list[str]:
-    """What "auto" tries of these for this shape."""
-    return [name for name in names if shape.features <= kernels.ROWS[name].features]
-
-
 def choose(kernel: str, family: str, default: str) -> Row:
     return kernels.find(default if kernel == "auto" else kernel, family)
+
+
+def offering(names, features: frozenset[str]) -> tuple[str, ...]:
+    """Those of the kernels that offer all of these features."""
+    return tuple(name for name in names if features <= kernels.ROWS[name].features)
 
 
 def planned_by_first(names, binding: Binding, *what, **more) -> Planned:

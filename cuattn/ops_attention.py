@@ -113,7 +113,7 @@ def plan_attention(q, k, v, *, causal: bool = False, softmax_scale: float | None
         binding.tensors["o"] = _swap(binding.tensors["o"])
     dispatch.check_out(binding.tensors["o"], inputs)
     lse = binding.output("lse", (b, h, m), "float32")
-    names = dispatch.offering(dispatch.PREFILL, shape) if kernel == "auto" and not constants else (row.name,)
+    names = dispatch.offering(dispatch.PREFILL, shape.features) if kernel == "auto" and not constants else (row.name,)
     return dispatch.planned_by_first(names, binding, shape, constants, (o, lse), scalars)
 
 
@@ -195,7 +195,7 @@ def plan_attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, *, max_seqlen_q: 
     lse = binding.output("lse", (shape.h, q.shape[0]), "float32")
     binding.tensors |= {name: _as_batch(binding.tensors[name]) for name in ("o", "lse")}
     dispatch.check_out(binding.tensors["o"], inputs)
-    names = dispatch.offering(dispatch.PREFILL, shape) if kernel == "auto" and not constants else (row.name,)
+    names = dispatch.offering(dispatch.PREFILL, shape.features) if kernel == "auto" and not constants else (row.name,)
     offsets = tuple(binding.source(f"cu_seqlens_{side}") for side in "qk")
     return dispatch.planned_by_first(names, binding, shape, constants, (o, lse), scalars, lengths=offsets)
 

@@ -74,8 +74,9 @@ def shape_class(shape) -> str | None:
         mask = "causal" if shape.causal else "full"
         head, m = f"prefill d{shape.d} {shape.dtype} {mask}", f" m{power(shape.m)}"
         return f"{head}{m} n{power(shape.n)} bh{power(shape.b * shape.h)}"
-    if isinstance(shape, DecodeShape) and not shape.features:
-        return f"decode d{shape.d} {shape.dtype} n{power(shape.room)} bh{power(shape.b * shape.h)}"
+    if isinstance(shape, DecodeShape) and shape.features <= {"quantised"}:
+        held = f"{shape.dtype} {shape.kv_dtype}" if shape.kv_dtype else shape.dtype
+        return f"decode d{shape.d} {held} n{power(shape.room)} bh{power(shape.b * shape.h)}"
     return None
 
 

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from cuattn.kernels.base import QUANTISED
 from experiments.diagnose.rules import CAUSES
 from experiments.words import UserError, nearest
 
@@ -52,6 +53,7 @@ AXES = {
     "m": Axis(int, ("prefill", "cache")),
     "n": Axis(int, _ATTENTION),
     "dtype": Axis(str, _ALL, "bfloat16", DTYPES),
+    "kv_dtype": Axis(str, ("decode", "cache"), None, QUANTISED),  # without it a cache is of dtype
     "causal": Axis(bool, ("prefill",), False),
     "layout": Axis(str, ("prefill",), "bshd", ("bshd", "bhsd")),
     "key_order": Axis(str, ("prefill",), None, ("mixed", "rising", "falling")),  # without it keys are plain

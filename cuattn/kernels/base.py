@@ -14,7 +14,8 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
 
-ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
+ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float8_e4m3": 1, "int8": 1}
+QUANTISED = ("float8_e4m3", "int8")  # what a cache may hold in place of its queries' type, times scales
 SCRATCH_BYTES = {**ELEMENT_BYTES, "int32": 4}  # scratch may also hold numbers of pages and keys
 MMA_ROWS = 16  # rows of one mma.sync tile
 WARP = 32  # threads
@@ -124,7 +125,8 @@ class DecodeShape:
 
     `max_pages` is the width of the block table. A plan sees no lengths: they live on the device and change
     every step. `causal`, `window`, `softcap` and `sinks` as in `AttentionShape`; the last query is a
-    sequence's last token, so that of a single one `causal` is not said.
+    sequence's last token, so that of a single one `causal` is not said. `kv_dtype`: of `QUANTISED`, the cache's
+    type where it is not `dtype`; `scales`: see `quantised.SCALES`.
     """
 
     b: int
@@ -134,11 +136,18 @@ class DecodeShape:
     page_size: int
     max_pages: int
     dtype: str
+    kv_dtype: str | None = None
+    scales: str = "one"
     m: int = 1
     causal: bool = False
     window: tuple[int, int] = (-1, -1)
     softcap: bool = False
     sinks: bool = False
+
+    @property
+    def stored(self) -> str:
+        """The cache's type."""
+        return self.kv_dtype or self.dtype
 
     @property
     def group(self) -> int:
@@ -153,7 +162,8 @@ class DecodeShape:
     @property
     def features(self) -> frozenset[str]:
         """As `AttentionShape.features` has it."""
-        return self.sequence(0).features | ({"queries"} if self.m > 1 else set())
+        asked = {"queries": self.m > 1, "quantised": self.kv_dtype is not None}
+        return self.sequence(0).features | {name for name, wanted in asked.items() if wanted}
 
     @property
     def room(self) -> int:
@@ -180,7 +190,8 @@ class AppendShape:
     """T new rows a sequence, (B, T, HKV, D), written into a paged cache.
 
     `rotary` elements of each K row are rotated by its position, and `h` heads of queries with it, 0 for none;
-    `interleaved`: in neighbouring pairs, else element i with i + rotary / 2.
+    `interleaved`: in neighbouring pairs, else element i with i + rotary / 2. `kv_dtype`, `scales`: as in
+    `DecodeShape`.
     """
 
     b: int
@@ -192,6 +203,18 @@ class AppendShape:
     h: int = 0
     rotary: int = 0
     interleaved: bool = False
+    kv_dtype: str | None = None
+    scales: str = "one"
+
+    @property
+    def stored(self) -> str:
+        """The cache's type."""
+        return self.kv_dtype or self.dtype
+
+    @property
+    def features(self) -> frozenset[str]:
+        """What the shape asks for that a kernel may lack."""
+        return frozenset({"quantised"} if self.kv_dtype else ())
 
 
 @dataclass(frozen=True)
@@ -352,7 +375,7 @@ class Row:
     head_dims : range
         Head dims the kernel computes (padding inside counts as computing).
     features : frozenset of str
-        Among causal, gqa, lse, paged, rope, split, window, softcap, sinks, varlen, dv, queries
+        Among causal, gqa, lse, paged, rope, split, window, softcap, sinks, varlen, dv, quantised, queries
         (decode of several a sequence).
     constants : mapping
         Tunables with their defaults; None lets the plan choose an integer by shape and device.
