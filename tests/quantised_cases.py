@@ -63,9 +63,10 @@ def plan(machine, q, cache: Quantised, kernel="auto", **options):
 
 def run(machine, q, cache: Quantised, **options):
     """(planned, o, lse), judged and counted."""
-    p = plan(machine, q, cache, **options)
+    sinks = {"sinks": machine.upload(options["sinks"])} if "sinks" in options else {}
+    p = plan(machine, q, cache, **options | sinks)
     o, lse = run_counted(machine, p)
-    judge(q, cache, o, lse, softmax_scale=options.get("softmax_scale"))
+    judge(q, cache, o, lse, **{name: x for name, x in options.items() if name not in ("constants", "kernel")})
     return p, o, lse
 
 

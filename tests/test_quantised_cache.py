@@ -41,6 +41,16 @@ def test_every_number_of_groups(machine, rng, randn, kv_dtype, kind):
         run(machine, q, cache, constants={**SMALL, "groups": groups})
 
 
+@EACH
+@pytest.mark.parametrize("m, options", [
+    (3, {}), (1, {"window_size": (25, 0), "sinks": np.array([-3, 0, 2, 5], "float32")}),
+    (3, {"window_size": (25, 0), "softcap": 20.0, "sinks": np.array([-3, 0, 2, 5], "float32")})], ids=str)
+def test_several_queries_windows_caps_and_sinks(machine, rng, randn, kv_dtype, kind, m, options):
+    """Scores have their scale before they are capped, and beside a sink."""
+    cache = make_quantised(rng, [0, 1, 2, 3, 17, 40, 200], 16, 1, 64, kv_dtype, kind)
+    run(machine, randn(7, m, 4, 64, dtype="bfloat16"), cache, constants={**SMALL, "groups": 5}, **options)
+
+
 @pytest.mark.parametrize("constants", [{"warps": 3, "stages": 4}, {"keys": 16, "warps": 2, "stages": 3}], ids=str)
 def test_tunables(machine, rng, randn, constants):
     cache = make_quantised(rng, [333, 40], 16, 1, 128, "float8_e4m3", "pages")
