@@ -22,12 +22,12 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from cuattn.kernels.base import QUANTISED
 from experiments.diagnose.rules import CAUSES
 from experiments.words import UserError, nearest
 
 SUITES = Path(__file__).with_name("suites")
 DTYPES = ("float16", "bfloat16", "float32", "float8_e4m3")
+KV_DTYPES = ("float8_e4m3", "int8")  # of a cache that is not of dtype
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ AXES = {
     "m": Axis(int, ("prefill", "cache")),
     "n": Axis(int, _ATTENTION),
     "dtype": Axis(str, _ALL, "bfloat16", DTYPES),
-    "kv_dtype": Axis(str, ("decode", "cache"), None, QUANTISED),  # without it a cache is of dtype
+    "kv_dtype": Axis(str, ("decode", "cache"), None, KV_DTYPES),  # without it a cache is of dtype
     "causal": Axis(bool, ("prefill",), False),
     "layout": Axis(str, ("prefill",), "bshd", ("bshd", "bhsd")),
     "key_order": Axis(str, ("prefill",), None, ("mixed", "rising", "falling")),  # without it keys are plain

@@ -11,12 +11,13 @@ import pytest
 
 import cuattn
 from cuattn.compile import CompileError
+from cuattn.kernels.base import QUANTISED as QUANTISED_TYPES
 from cuattn.machine import DeviceError
 from cuattn.quantise import numbers
 from experiments import case, environment, inputs, subjects
 from experiments.catalog import catalog
 from experiments.schema import PERFORMANCE
-from experiments.suite import Repeat
+from experiments.suite import KV_DTYPES, Repeat
 
 PREFILL = {
     "kernel": "flash",
@@ -195,7 +196,7 @@ def test_a_quantised_cache_is_filled_by_its_scale_and_takes_half(cpu):
     scales = inputs.quantised(QUANTISED)
     values = numbers(arrays["v_cache"], "float8_e4m3") * scales["v_scale"]
     assert abs(values.std() - 1) < 0.05 and 3 < np.abs(values).max() < 6
-    assert inputs.quantised(DECODE) == {}
+    assert inputs.quantised(DECODE) == {} and tuple(inputs.KV_SCALES) == KV_DTYPES == QUANTISED_TYPES
     row = run(cpu, {**DECODE, "kv_dtype": "int8"})
     assert row["status"] == "unsupported" and row["error"] == (
         "kv_dtype: expected none for kernel 'paged', got int8; choose another kernel")
