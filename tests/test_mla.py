@@ -348,6 +348,8 @@ def test_what_cannot_be_planned_on_hopper_is_refused_in_a_sentence():
         plan(rows=48, kernel="mla_hopper")
     with pytest.raises(Unsupported, match="mla_hopper: keys must be 32, 64, got 16; change it"):
         plan(keys=16, kernel="mla_hopper")
+    with pytest.raises(Unsupported, match="mla_hopper: left must be 4 to 9 panels, got 3; change it"):
+        plan(left=3, kernel="mla_hopper")
     with pytest.raises(Unsupported, match="mla_hopper: expected at least 4 stages of 32 keys, got 2; choose more"):
         plan(stages=2, kernel="mla_hopper")
     with pytest.raises(Unsupported, match="mla_hopper: expected one KV head and head dim 576, got 2 and 128; choose"):

@@ -27,6 +27,7 @@ HEADS, TILE_KEYS = (16, 32, 64), (32, 64)
 # (keys, stages) by heads of a block. Few heads wait for memory: short tiles, as many as fit. Of many the
 # products are what binds: long tiles, for which Q is read half as often.
 TILES = {16: (32, 5), 32: (32, 5), 64: (64, 2)}
+LEFT = {32: 9, 64: 4}  # panels that S waits for: all of a short tile, whose rows are then read whole
 HELD = 192  # columns of Q in registers, where all rows of a product are heads
 MERGING_BLOCKS = 8  # for each multiprocessor
 
@@ -56,6 +57,9 @@ def _shape_of_block(shape: DecodeShape, device, chosen) -> tuple[int, int, int]:
     keys, stages = chosen["keys"] or keys, chosen["stages"] or stages
     if stages < (least := WARPGROUP // keys):  # each team of warps that copies a tile wants one
         raise Unsupported(f"mla_hopper: expected at least {least} stages of {keys} keys, got {stages}; choose more")
+    if not LEFT[64] <= (chosen["left"] or LEFT[keys]) <= WIDTH // PANEL:
+        raise Unsupported(f"mla_hopper: left must be {LEFT[64]} to {WIDTH // PANEL} panels, got {chosen['left']}; "
+                          "change it")
     if smem_bytes(rows, keys, stages) > device.smem_per_block:
         raise Unsupported(f"mla_hopper: {rows} rows with {stages} stages of {keys} keys do not fit the "
                           f"{device.smem_per_block} bytes of shared memory of {device.name}; choose fewer")
@@ -77,6 +81,7 @@ def plan(shape: DecodeShape, device, overrides=None) -> Plan:
     check_grid("mla_hopper", "groups", groups)
     check_grid("mla_hopper", "sequences", shape.b)
     compiled = {"ROWS": rows, "KEYS": keys, "STAGES": stages, "SHARE": ceil_div(chosen["share"], keys),
+                "LEFT": chosen["left"] or LEFT[keys],
                 "HELD": HELD if chosen["held"] and rows == PRODUCT_ROWS else 0,
                 "PAGE_SIZE": shape.page_size, "Element": shape.dtype,
                 "SMEM_BYTES": smem_bytes(rows, keys, stages)}
@@ -88,7 +93,8 @@ def plan(shape: DecodeShape, device, overrides=None) -> Plan:
         Launch(FILE, "mla_hopper", (units, groups if shape.b else 0, 1), THREADS, compiled["SMEM_BYTES"], compiled),
         Launch(FILE, "mla_hopper_merge", (merging, shape.b, 1), MERGERS, 0, compiled),
     )
-    tunables = {**chosen, "rows": rows, "keys": keys, "stages": stages, "groups": groups}
+    tunables = {**chosen, "rows": rows, "keys": keys, "stages": stages, "groups": groups,
+                "left": compiled["LEFT"]}
     return Plan(launches, tunables, scratch)
 
 
@@ -137,8 +143,10 @@ def arguments(shape: DecodeShape, plan: Plan, t) -> list:
 ROW = Row(
     name="mla_hopper", family="mla", file=FILE, archs=("sm_90a",), dtypes=("float16", "bfloat16"),
     head_dims=range(WIDTH, WIDTH + 1), features=frozenset({"gqa", "lse", "paged"}),
-    constants={"rows": None, "keys": None, "stages": None, "groups": None, "share": 128, "held": True},
-    choices={"rows": HEADS, "keys": TILE_KEYS, "stages": (2, 3, 4, 5), "share": (64, 128, 256), "held": (False, True)},
+    constants={"rows": None, "keys": None, "stages": None, "groups": None, "share": 128, "held": True,
+               "left": None},
+    choices={"rows": HEADS, "keys": TILE_KEYS, "stages": (2, 3, 4, 5), "share": (64, 128, 256), "held": (False, True),
+             "left": (4, 9)},
     teaches="Warpgroups with roles: one copies rows that lie anywhere, one scores, two sum; and parts are "
             "merged by all multiprocessors, not by whoever is last.",
     plan=plan, cost=cost, arguments=arguments,

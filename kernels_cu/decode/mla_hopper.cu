@@ -14,7 +14,8 @@
 // smem    Q, and a ring of STAGES tiles that runs on from sequence to sequence. P takes the place of a tile's
 //         rotated columns, which nobody reads any more. Of a stage four mbarriers: its left columns are here,
 //         so are all, it is scored, it is empty
-// order   S of a tile beside P V of the one before; its softmax alone
+// order   S of a tile beside P V of the one before; its softmax alone. S begins when the tile's LEFT panels
+//         of 64 columns are here
 // bytes   every row and its page number once for each ROWS heads; Q once for each stretch of a sequence; O
 //         and LSE; of a sequence that is cut, every part written and read
 #include "decode/shares.cuh"
@@ -31,7 +32,6 @@ constexpr int THREADS = 4 * WARPGROUP, WARPS_OF_GROUP = WARPGROUP / WARP, COLS =
 constexpr int TEAM = KEYS / WARP, TEAMS = WARPS_OF_GROUP / TEAM;  // a warp copies a row for each lane
 constexpr int COPY_REGISTERS = 48, SCORE_REGISTERS = 144, SUM_REGISTERS = 160;
 constexpr int MOST_PARTS = 256;  // of a sequence, in the mean
-constexpr int LEFT = 4;          // panels of a tile that are multiplied before the others are here
 constexpr int MERGERS = LATENT / 4;
 static_assert(KEYS % WARP == 0 && WARPS_OF_GROUP % TEAM == 0, "whole teams");
 static_assert(TEAMS <= STAGES, "a team waits for a stage's next phase: a parity tells two apart");
