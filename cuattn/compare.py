@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from cuattn.dense import dense, dense_rows, eps, rounds_scores, smallest
+from cuattn.quantise import numbers, quantise
 from cuattn.reference import (
     LATENT,
     append_kv,
@@ -17,6 +18,7 @@ from cuattn.reference import (
     bits,
     copy_pages,
     default_scale,
+    dequantised,
     gather,
     key_range,
     rotary_pairs,
@@ -195,16 +197,24 @@ def check_attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, o, lse=None, **o
 
 def check_decode(
     q, k_cache, v_cache, block_table, cache_seqlens, o, lse=None, *,
-    softmax_scale=None, rounding="float32", sample=None, seed=0,
+    softmax_scale=None, rounding="float32", sample=None, seed=0, kv_dtype=None, k_scale=1.0, v_scale=1.0,
 ) -> Verdict:
-    """Judge the output of paged decode; shapes as in `reference.decode`, the rest as in `check_attention`."""
+    """Judge the output of paged decode; shapes as in `reference.decode`, the rest as in `check_attention`.
+
+    Of a quantised cache by what is computed, in q's dtype, from the numbers that it stands for.
+    """
     lengths = [int(n) for n in cache_seqlens]
     b, m, h, _ = q.shape
     _demand("o", o, (b, m, h, v_cache.shape[3]))
     _demand("lse", lse, (b, h, m), optional=True)
 
     def keys(i):
-        return gather(k_cache, block_table[i], lengths[i]), gather(v_cache, block_table[i], lengths[i])
+        place = block_table[i], lengths[i]
+        if kv_dtype is None:
+            return gather(k_cache, *place), gather(v_cache, *place)
+        xp = array_module(q)
+        return (dequantised(k_cache, *place, kv_dtype, k_scale, xp),
+                dequantised(v_cache, *place, kv_dtype, v_scale, xp))
 
     end = np.array(lengths, np.int64).reshape(-1, 1)
     scale = default_scale(q.shape[3], softmax_scale)
@@ -221,22 +231,26 @@ def check_decode_mla(
 
 def check_append(
     k, v, k_before, v_before, block_table, cache_seqlens, k_after, v_after, *,
-    cos=None, sin=None, interleaved=False,
+    cos=None, sin=None, interleaved=False, kv_dtype=None, k_scale=1.0, v_scale=1.0,
 ) -> Verdict:
     """Whether an append wrote the new rows bit for bit and nothing else; shapes: `reference.append_kv`.
 
     With tables, the new rows of K are judged by `check_rotated`.
     """
-    expected = append_kv(k, v, k_before, v_before, block_table, cache_seqlens, array_module(k))
+    scales = {"kv_dtype": kv_dtype, "k_scale": k_scale, "v_scale": v_scale}
+    expected = append_kv(k, v, k_before, v_before, block_table, cache_seqlens, array_module(k), **scales)
     if cos is None:
         return _same_bits(expected, k_cache=k_after, v_cache=v_after)
     page, slot = _places(k, block_table, cache_seqlens, k_after.shape[1])
-    rotated, rest = bits(k_after)[page, slot].view(k.dtype), k_after.copy()  # (B, T, HKV, D), the whole cache
-    bits(rest)[page, slot] = bits(k)
+    rotated, rest = bits(k_after)[page, slot], k_after.copy()  # (B, T, HKV, D), the whole cache
+    bits(rest)[page, slot] = bits(expected[0])[page, slot]
     verdict = _same_bits(expected, k_cache=rest, v_cache=v_after)
     if not verdict.ok:
         return verdict
-    return check_rotated(k, rotated, cos, sin, cache_seqlens, interleaved=interleaved)
+    if kv_dtype is None:
+        return check_rotated(k, rotated.view(k.dtype), cos, sin, cache_seqlens, interleaved=interleaved)
+    scale = k_scale[page] if getattr(k_scale, "ndim", 0) == 2 else k_scale  # (B, T, HKV), (HKV,) or a number
+    return _check_rotated_codes(k, rotated, cos, sin, cache_seqlens, interleaved, kv_dtype, scale)
 
 
 def _places(k, block_table, cache_seqlens, page_size: int):
@@ -249,6 +263,15 @@ def _places(k, block_table, cache_seqlens, page_size: int):
 def _positions(x, cache_seqlens):
     """Of T new rows behind each length, (B, T)."""
     return cache_seqlens[:, None] + array_module(x).arange(x.shape[1])
+
+
+def _rotated(x, cos, sin, cache_seqlens, interleaved):
+    """Rows rotated, and the size of what was added up for each number; 0 of those that stay as they are."""
+    xp, positions = array_module(x), _positions(x, cache_seqlens)
+    (first, second), wide, size = rotary_pairs(2 * cos.shape[1], interleaved), xp.abs(widen(x)), xp.zeros(x.shape)
+    size[..., first] = size[..., second] = ((wide[..., first] + wide[..., second])
+                                            * xp.maximum(xp.abs(cos), xp.abs(sin))[positions][:, :, None])
+    return rotate(x, cos, sin, positions, interleaved), size
 
 
 def check_rotated(x, got, cos, sin, cache_seqlens, *, interleaved=False) -> Verdict:
@@ -265,12 +288,8 @@ def check_rotated(x, got, cos, sin, cache_seqlens, *, interleaved=False) -> Verd
     _demand("got", got, x.shape)
     if not x.size:
         return Verdict(True, 0.0, 0.0, None, None, (), "nothing to rotate")
-    positions, (first, second) = _positions(x, cache_seqlens), rotary_pairs(rotary, interleaved)
-    exact = rotate(x, cos, sin, positions, interleaved)
-    err, size = xp.abs(widen(got) - exact), xp.zeros(x.shape)
-    wide = xp.abs(widen(x))
-    size[..., first] = size[..., second] = ((wide[..., first] + wide[..., second])
-                                            * xp.maximum(xp.abs(cos), xp.abs(sin))[positions][:, :, None])
+    exact, size = _rotated(x, cos, sin, cache_seqlens, interleaved)
+    err = xp.abs(widen(got) - exact)
     # Half a step of the dtype, near zero its smallest one; and the rounding of two products and of their sum.
     tol = eps(dtype) / 2 * xp.abs(exact) + smallest(dtype) / 2 + 2.0**-22 * size
     tol[..., rotary:], same = 0, bits(got)[..., rotary:] == bits(x)[..., rotary:]
@@ -282,6 +301,24 @@ def check_rotated(x, got, cos, sin, cache_seqlens, *, interleaved=False) -> Verd
                f"{float(widen(got).ravel()[flat]):.8g}, expected {float(exact.ravel()[flat]):.8g}")
     ok = worst <= allowed
     return Verdict(ok, worst, allowed, None, None, index, "rows are rotated as expected" if ok else message)
+
+
+def _check_rotated_codes(x, got, cos, sin, cache_seqlens, interleaved, kv_dtype, scale) -> Verdict:
+    """The same of rows that were quantised: no code beyond those of what float32 makes too small and too large."""
+    if not x.size:
+        return Verdict(True, 0.0, 0.0, None, None, (), "nothing to rotate")
+    xp, (exact, size) = array_module(x), _rotated(x, cos, sin, cache_seqlens, interleaved)
+    scale = widen(scale, np.float32)[..., None] if getattr(scale, "ndim", 0) else float(scale)
+    low, high = (numbers(quantise((exact + side * size).astype(np.float32), kv_dtype, scale, xp), kv_dtype, xp)
+                 for side in (-(2.0**-22), 2.0**-22))
+    values = numbers(got, kv_dtype, xp)
+    err = xp.where(xp.isnan(values), xp.inf, xp.maximum(low - values, values - high))
+    flat = int(err.argmax())
+    index, ok = index_of(flat, x.shape, None), float(err.ravel()[flat]) <= 0
+    message = (f"rotated: the number stored at (b, t, h, d) = {index} is {float(values.ravel()[flat]):g}, expected "
+               f"{float(low.ravel()[flat]):g} to {float(high.ravel()[flat]):g}")
+    return Verdict(ok, max(float(err.ravel()[flat]), 0.0), 0.0, None, None, index,
+                   "rows are rotated as expected" if ok else message)
 
 
 def check_copy_pages(k_cache, v_cache, src, dst, k_after, v_after, *, k_out=None, v_out=None) -> Verdict:

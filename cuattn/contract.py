@@ -8,8 +8,9 @@ import math
 
 import numpy as np
 
-from cuattn.kernels.base import GRID_LIMIT
+from cuattn.kernels.base import GRID_LIMIT, QUANTISED
 from cuattn.machine import Tensor
+from cuattn.quantise import ARRAY_TYPES
 
 MAX_HEADS = 256  # more heads than any model has: (B, H, N, D) read as (B, N, H, D)
 WORD = 16  # bytes of one vector access
@@ -130,6 +131,62 @@ def scale(value: float | None, d: int | None) -> float:
         raise refuse("softmax_scale", f"a number from {SMALLEST_SCALE:.2g} to {LARGEST_SCALE:.2g}", value,
                      "give the model's" if d is None else "leave it out for 1/sqrt(D)")
     return float(value)
+
+
+def kv_dtype(name: str | None, cache: Tensor, other: str, dtype: str) -> str | None:
+    """What a cache holds of `QUANTISED`, None if it is of `other`'s dtype.
+
+    `name` says it of a uint8 array, the form in which CuPy has e4m3.
+    """
+    if name is None:
+        if cache.dtype not in ARRAY_TYPES and cache.dtype != dtype:
+            raise refuse("k_cache.dtype", f"{dtype} as {other} has, or {' or '.join(ARRAY_TYPES)}", cache.dtype,
+                         "give kv_dtype with a uint8 cache, else convert it")
+        return ARRAY_TYPES.get(cache.dtype)
+    if name not in QUANTISED:
+        raise refuse("kv_dtype", f"None or {' or '.join(map(repr, QUANTISED))}", repr(name), "choose one")
+    if cache.dtype != "uint8" and ARRAY_TYPES.get(cache.dtype) != name:
+        raise refuse("k_cache.dtype", f"uint8, the bytes of {name}", cache.dtype, "view it as uint8")
+    return name
+
+
+def _scale(name: str, x) -> float:
+    """A number that a scale may be."""
+    number = isinstance(x, (int, float, np.floating, np.integer)) and not isinstance(x, bool)
+    if not (number and SMALLEST_SCALE <= x <= LARGEST_SCALE):
+        raise refuse(name, f"a number from {SMALLEST_SCALE:.2g} to {LARGEST_SCALE:.2g}, or an array (HKV) or "
+                     "(num_pages, HKV)", repr(x) if number else type(x).__name__, "give the cache's")
+    return float(x)
+
+
+def kv_scales(k_scale, v_scale) -> tuple[dict, dict]:
+    """(numbers, arrays) by name, one of them empty; a number that is left out stays None."""
+    given = {"k_scale": k_scale, "v_scale": v_scale}
+    arrays = {name: x for name, x in given.items() if getattr(x, "shape", ())}
+    if len(arrays) == 1:
+        (name,), (other,) = arrays, given.keys() - arrays.keys()
+        raise refuse(other, f"an array as {name} is", repr(given[other]), "give both as arrays")
+    return {} if arrays else {name: x if x is None else _scale(name, x) for name, x in given.items()}, arrays
+
+
+def scale_kind(kv_dtype: str | None, numbers: dict, t: dict[str, Tensor]) -> str:
+    """Of `kernels.quantised.SCALES`, after a look at their shapes; `t` holds the caches too."""
+    given = [name for name in ("k_scale", "v_scale") if name in t or numbers.get(name) is not None]
+    if kv_dtype is None and given:
+        raise refuse(given[0], f"None for a cache of {t['k_cache'].dtype}", "a scale", "leave it out")
+    if "k_scale" not in t:
+        return "one"
+    pages, _, hkv, _ = t["k_cache"].shape
+    for name in ("k_scale", "v_scale"):
+        dtype(name, t[name], ("float32",))
+        contiguous(name, t[name])
+        if t[name].shape not in ((hkv,), (pages, hkv)):
+            raise refuse(name, f"shape ({hkv},) or ({pages}, {hkv}), of k_cache's heads or pages and heads",
+                         t[name].shape, "reshape it")
+        if len(t[name].shape) == 2 and pages > 1 and t[name].strides[0] != hkv and not t[name].empty:
+            raise refuse(name, "rows one behind the other", f"strides {t[name].strides}", "make a contiguous copy")
+    same("v_scale.shape", t["v_scale"].shape, "k_scale", t["k_scale"].shape)
+    return "heads" if len(t["k_scale"].shape) == 1 else "pages"
 
 
 def window(size, causal: bool, m: int, n: int) -> tuple[bool, tuple[int, int]]:

@@ -19,7 +19,8 @@ from cuattn.machine import Tensor
 # What "auto" tries; the last one takes whatever the contract lets in.
 PREFILL, DECODE, MLA = ("flash_hopper", "flash"), ("paged_stream", "paged"), ("mla_hopper", "mla")
 OFFERED = {"window": "window_size", "softcap": "softcap", "sinks": "sinks", "varlen": "cu_seqlens_q",
-           "paged": "block_table", "dv": "a head dim of v that is not k's"}  # `AttentionShape.features` as arguments
+           "paged": "block_table", "dv": "a head dim of v that is not k's",
+           "quantised": "a quantised cache"}  # `features` of shapes as arguments
 
 
 def _key(plan, arrays: dict, options: dict, constants, out) -> tuple | None:
@@ -57,6 +58,11 @@ def run(plan, arrays: dict, returns, options: dict, constants=None, out=None,
 
 def choose(kernel: str, family: str, default: str) -> Row:
     return kernels.find(default if kernel == "auto" else kernel, family)
+
+
+def offering(names, features: frozenset[str]) -> tuple[str, ...]:
+    """Those of the kernels that offer all of these features."""
+    return tuple(name for name in names if features <= kernels.ROWS[name].features)
 
 
 def planned_by_first(names, binding: Binding, *what, **more) -> Planned:

@@ -25,7 +25,7 @@ class PagedKVCache:
         Where the pool lives; None keeps the bookkeeping alone, without arrays.
     num_pages, page_size, hkv, d : int
     dtype : str
-        "float16" or "bfloat16".
+        "float16", "bfloat16"; of a quantised cache "int8", or "uint8" for the bytes of e4m3 (`kv_dtype`).
 
     Notes
     -----

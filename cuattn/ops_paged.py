@@ -1,6 +1,7 @@
 """The operations of a paged cache: attention over it, new rows into it, pages of it copied."""
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -58,8 +59,18 @@ def _check_table(binding: Binding, cache: str, more: int = 0) -> None:
         contract.page_table(pages, page_size, table, lengths, more)
 
 
+def _quantised(t: dict[str, Tensor], other: str, kv_dtype: str | None, numbers: dict) -> tuple[str | None, str]:
+    """What the caches hold beside `other`, and the kind of their scales, which kernels find in one line."""
+    stored = contract.kv_dtype(kv_dtype, t["k_cache"], other, t[other].dtype)
+    kind = contract.scale_kind(stored, numbers, t)
+    for name in ("k_scale", "v_scale") if kind != "one" else ():
+        t[name] = replace(t[name], shape=(math.prod(t[name].shape),), strides=(1,))
+    return stored, kind
+
+
 def plan_decode(q, k_cache, v_cache, block_table, cache_seqlens, *, softmax_scale: float | None = None,
-                kernel: str = "auto", constants: dict | None = None, out=None) -> Planned:
+                k_scale=None, v_scale=None, kv_dtype: str | None = None, kernel: str = "auto",
+                constants: dict | None = None, out=None) -> Planned:
     """Decode over a paged cache, bound to its arrays.
 
     `run()` returns (o, lse) and follows lengths as they grow.
@@ -69,17 +80,23 @@ def plan_decode(q, k_cache, v_cache, block_table, cache_seqlens, *, softmax_scal
     q : array, [B, 1, H, D]
         One new query a sequence; float16 or bfloat16.
     k_cache, v_cache : array, [num_pages, page_size, HKV, D]
-        Any page size; views of an interleaved pool are taken as they are.
+        Any page size; views of an interleaved pool are taken as they are. Of q's dtype or quantised, float8_e4m3fn
+        (`ml_dtypes`, PyTorch) or int8: then the head dim is a multiple of 32.
     block_table : int32 array, [B, max_pages]
         Pages of each sequence, in order; entries behind its last page may hold anything.
     cache_seqlens : int32 array, [B]
         Keys of each sequence; 0 gives o = 0, lse = −inf. Values on a GPU are checked with CUATTN_CHECK=1
         only.
+    k_scale, v_scale : float, or float32 array [HKV] or [num_pages, HKV], optional
+        What each number of a quantised cache is times, 1 by default: of the whole cache, of a KV head, or of
+        its part in a page.
+    kv_dtype : {"float8_e4m3", "int8"}, optional
+        What a cache given as uint8 holds, as CuPy has no e4m3.
     softmax_scale, kernel, constants, out
         As in `plan_attention`; decode kernels. "auto" is paged_stream on a GPU, whose parts of a sequence
         depend on the lengths of all, and elsewhere or with constants paged: give it `splits` where a row's
-        bits must not depend on the batch. A call of paged_stream that is not planned beforehand clears its
-        counters first.
+        bits must not depend on the batch. A quantised cache paged_stream takes alone. A call of paged_stream
+        that is not planned beforehand clears its counters first.
 
     Returns
     -------
@@ -94,45 +111,49 @@ def plan_decode(q, k_cache, v_cache, block_table, cache_seqlens, *, softmax_scal
     row = dispatch.choose(kernel, "decode", dispatch.DECODE[-1])
     contract.rank("q", q, "B, 1, H, D")
     _check_ranks_of_cache(k_cache, v_cache, block_table)
+    numbers, scales = contract.kv_scales(k_scale, v_scale)
     binding = Binding(q=q, k_cache=k_cache, v_cache=v_cache, block_table=block_table,
-                      cache_seqlens=cache_seqlens)
+                      cache_seqlens=cache_seqlens, **scales)
     t = binding.tensors
     (b, m, h, d), (_, page_size, hkv, _) = t["q"].shape, t["k_cache"].shape
     if m != 1:
         raise contract.refuse("q", "one query a sequence, (B, 1, H, D)", tuple(q.shape),
                               "use attention for several")
     contract.dtype("q", t["q"], row.dtypes)
-    contract.same("k_cache.dtype", t["k_cache"].dtype, "q", t["q"].dtype)
+    stored, kind = _quantised(t, "q", kv_dtype, numbers)
+    shape = DecodeShape(b, h, hkv, d, page_size, t["block_table"].shape[1], t["q"].dtype, stored, kind)
+    names = dispatch.offering(dispatch.DECODE, shape.features) if kernel == "auto" else (row.name,)
+    row = dispatch.choose(kernel, "decode", names[-1])
     contract.same("k_cache head dim", t["k_cache"].shape[3], "q", d)
     contract.same("block_table rows", t["block_table"].shape[0], "q", b)
     contract.heads(h, hkv)
     contract.head_dim(d, row)
     contract.grid(b, h)
-    dispatch.check_features(row, h, hkv)
+    dispatch.check_features(row, h, hkv, features=shape.features)
     contract.vectors("q", t["q"])
     _check_cache(binding)
     inputs = dict(t)
     o = binding.output("o", (b, 1, h, d), t["q"].dtype, out)
     dispatch.check_out(t["o"], inputs)
     lse = binding.output("lse", (b, h, 1), "float32")
-    shape = DecodeShape(b, h, hkv, d, page_size, t["block_table"].shape[1], t["q"].dtype)
-    scalars = {"softmax_scale": contract.scale(softmax_scale, d)}
-    names = dispatch.DECODE if kernel == "auto" and not constants else (row.name,)
-    return dispatch.planned_by_first(names, binding, shape, constants, (o, lse), scalars,
+    scalars = {"softmax_scale": contract.scale(softmax_scale, d), **numbers}
+    return dispatch.planned_by_first((row.name,) if constants else names, binding, shape, constants, (o, lse), scalars,
                                      lengths=binding.source("cache_seqlens"))
 
 
-def decode(q, k_cache, v_cache, block_table, cache_seqlens, *, softmax_scale: float | None = None,
-           kernel: str = "auto", constants: dict | None = None, out=None, return_lse: bool = False):
+def decode(q, k_cache, v_cache, block_table, cache_seqlens, *, softmax_scale: float | None = None, k_scale=None,
+           v_scale=None, kv_dtype: str | None = None, kernel: str = "auto", constants: dict | None = None,
+           out=None, return_lse: bool = False):
     """Attention of one new query a sequence over a paged cache. See `plan_decode`.
 
     Returns
     -------
     o, or (o, lse) with `return_lse`.
     """
+    numbers, scales = contract.kv_scales(k_scale, v_scale)
     arrays = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table,
-              "cache_seqlens": cache_seqlens}
-    options = {"softmax_scale": softmax_scale, "kernel": kernel}
+              "cache_seqlens": cache_seqlens, **scales}
+    options = {"softmax_scale": softmax_scale, "kernel": kernel, "kv_dtype": kv_dtype, **numbers}
     o, lse = dispatch.run(plan_decode, arrays, ("o", "lse"), options, constants, out)
     return (o, lse) if return_lse else o
 
@@ -263,7 +284,8 @@ def _check_angles(t: dict[str, Tensor]) -> None:
 
 
 def plan_append(k, v, k_cache, v_cache, block_table, cache_seqlens, *, cos=None, sin=None, q=None,
-                interleaved: bool = False, kernel: str = "auto", constants: dict | None = None) -> Planned:
+                interleaved: bool = False, k_scale=None, v_scale=None, kv_dtype: str | None = None,
+                kernel: str = "auto", constants: dict | None = None) -> Planned:
     """New K and V rows into a paged cache, bound to its arrays; K, and queries beside it, rotated on the way.
 
     The rotation is RoPE's (RoFormer, arXiv:2104.09864): pairs (x, y) of elements become
@@ -284,6 +306,9 @@ def plan_append(k, v, k_cache, v_cache, block_table, cache_seqlens, *, cos=None,
         Queries at the same positions, to be rotated in the same launch; k's dtype.
     interleaved : bool
         Pair i is the elements 2i and 2i + 1 (GPT-J), else i and i + rotary_dim / 2 (GPT-NeoX, Llama).
+    k_scale, v_scale, kv_dtype
+        Of a quantised cache, as in `plan_decode`: what is stored is the row divided by the scale of its place, in
+        float32 and rounded once to the nearest number, the even one of two as near, and beyond the largest to it.
     kernel : str
         A kernel of this kind; "auto" is append_rope where there are tables, else append.
 
@@ -305,15 +330,16 @@ def plan_append(k, v, k_cache, v_cache, block_table, cache_seqlens, *, cos=None,
     for name, x in (("k", k), ("v", v)):
         contract.rank(name, x, "B, T, HKV, D")
     _check_ranks_of_cache(k_cache, v_cache, block_table)
+    numbers, scales = contract.kv_scales(k_scale, v_scale)
     binding = Binding(k=k, v=v, k_cache=k_cache, v_cache=v_cache, block_table=block_table,
-                      cache_seqlens=cache_seqlens, **rope)
+                      cache_seqlens=cache_seqlens, **rope, **scales)
     t = binding.tensors
     b, count, hkv, d = t["k"].shape
     page_size = t["k_cache"].shape[1]
     contract.dtype("k", t["k"], row.dtypes)
     contract.same("v.shape", t["v"].shape, "k", t["k"].shape)
     contract.same("v.dtype", t["v"].dtype, "k", t["k"].dtype)
-    contract.same("k_cache.dtype", t["k_cache"].dtype, "k", t["k"].dtype)
+    stored, kind = _quantised(t, "k", kv_dtype, numbers)
     contract.same("k_cache heads and head dim", t["k_cache"].shape[2:], "k", (hkv, d))
     contract.same("block_table rows", t["block_table"].shape[0], "k", b)
     contract.head_dim(d, row)
@@ -323,7 +349,9 @@ def plan_append(k, v, k_cache, v_cache, block_table, cache_seqlens, *, cos=None,
     for name in ("k_cache", "v_cache"):
         contract.writable(name, t[name])
     _check_cache(binding, more=count)
-    shape, outputs = AppendShape(b, count, hkv, d, page_size, t["k"].dtype), [k_cache, v_cache]
+    shape = AppendShape(b, count, hkv, d, page_size, t["k"].dtype, kv_dtype=stored, scales=kind)
+    dispatch.check_features(row, hkv, hkv, features=shape.features)
+    outputs = [k_cache, v_cache]
     if rope:
         _check_angles(t)
         if dispatch.checks_values(binding):
@@ -334,22 +362,24 @@ def plan_append(k, v, k_cache, v_cache, block_table, cache_seqlens, *, cos=None,
         shape = replace(shape, h=t["q"].shape[2])
     binding.inout("k_cache")
     binding.inout("v_cache")
-    return binding.planned(row, shape, constants, tuple(outputs), {})
+    return binding.planned(row, shape, constants, tuple(outputs), numbers)
 
 
 def append_kv(k, v, k_cache, v_cache, block_table, cache_seqlens, *, cos=None, sin=None, q=None,
-              interleaved: bool = False):
+              interleaved: bool = False, k_scale=None, v_scale=None, kv_dtype: str | None = None):
     """Writes new K and V rows into a paged cache, K rotated where there are tables. See `plan_append`.
 
     Returns
     -------
     The rotated q, where one is given; else None.
     """
+    numbers, scales = contract.kv_scales(k_scale, v_scale)
     arrays = {"k": k, "v": v, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table,
-              "cache_seqlens": cache_seqlens, "cos": cos, "sin": sin, "q": q}
+              "cache_seqlens": cache_seqlens, "cos": cos, "sin": sin, "q": q, **scales}
     arrays = {name: x for name, x in arrays.items() if x is not None}
     returns = ("q_rotated",) if q is not None else ()
-    outputs = dispatch.run(plan_append, arrays, returns, {"interleaved": interleaved})
+    options = {"interleaved": interleaved, **numbers, "kv_dtype": kv_dtype}
+    outputs = dispatch.run(plan_append, arrays, returns, options)
     return outputs[-1] if returns else None
 
 

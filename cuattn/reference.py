@@ -10,6 +10,8 @@ from itertools import pairwise
 
 import numpy as np
 
+from cuattn.quantise import numbers, quantise
+
 MAX_SCORES = 1 << 25  # scores held at once: 256 MiB in float64
 
 
@@ -185,7 +187,20 @@ def gather(cache, block_table, length: int):
     return tokens.view(cache.dtype)
 
 
-def decode(q, k_cache, v_cache, block_table, cache_seqlens, softmax_scale=None, xp=np):
+def dequantised(cache, block_table, length: int, kv_dtype: str, scale=1.0, xp=np):
+    """`gather` from a cache of bytes, each number times its scale: (length, HKV, D) float64.
+
+    `scale`: a number, (HKV,) or (num_pages, HKV).
+    """
+    tokens = widen(numbers(gather(cache, block_table, length), kv_dtype, xp))  # (length, HKV, D)
+    if getattr(scale, "ndim", 0) == 2:
+        page_size = cache.shape[1]
+        scale = scale[block_table[: -(-length // page_size)]].repeat(page_size, axis=0)[:length]  # (length, HKV)
+    return tokens * (widen(scale)[..., None] if getattr(scale, "ndim", 0) else float(scale))
+
+
+def decode(q, k_cache, v_cache, block_table, cache_seqlens, softmax_scale=None, xp=np, *, kv_dtype=None,
+           k_scale=1.0, v_scale=1.0):
     """One query token a sequence against its paged keys and values.
 
     Parameters
@@ -195,6 +210,8 @@ def decode(q, k_cache, v_cache, block_table, cache_seqlens, softmax_scale=None, 
     block_table : (B, max_pages) int32
     cache_seqlens : (B,) int32
         Tokens of each sequence; what the cache holds beyond them has no influence, be it NaN.
+    kv_dtype : {"float8_e4m3", "int8"}, optional
+        What quantised caches hold, which `k_scale` and `v_scale` belong to: see `dequantised`.
 
     Returns
     -------
@@ -206,8 +223,10 @@ def decode(q, k_cache, v_cache, block_table, cache_seqlens, softmax_scale=None, 
     lse = xp.full((b, h, 1), -xp.inf)  # (B, H, 1)
     for i in range(b):
         length = int(cache_seqlens[i])
-        k = gather(k_cache, block_table[i], length)[None]  # (1, N, HKV, D)
-        v = gather(v_cache, block_table[i], length)[None]  # (1, N, HKV, DV)
+        k, v = (gather(cache, block_table[i], length) if kv_dtype is None  # (N, HKV, D), (N, HKV, DV)
+                else dequantised(cache, block_table[i], length, kv_dtype, scale, xp)
+                for cache, scale in ((k_cache, k_scale), (v_cache, v_scale)))
+        k, v = k[None], v[None]  # (1, N, HKV, D), (1, N, HKV, DV)
         o[i : i + 1], lse[i : i + 1] = attention(q[i : i + 1], k, v, False, softmax_scale, xp)
     return o, lse
 
@@ -234,7 +253,8 @@ def decode_mla(q, kv_cache, block_table, cache_seqlens, softmax_scale, xp=np):
     return decode(q, kv_cache, kv_cache[..., :LATENT], block_table, cache_seqlens, softmax_scale, xp)
 
 
-def append_kv(k, v, k_cache, v_cache, block_table, cache_seqlens, xp=np):
+def append_kv(k, v, k_cache, v_cache, block_table, cache_seqlens, xp=np, *, kv_dtype=None, k_scale=1.0,
+              v_scale=1.0):
     """Copies of the caches with T new tokens a sequence behind its first `cache_seqlens[b]` ones.
 
     Parameters
@@ -244,15 +264,25 @@ def append_kv(k, v, k_cache, v_cache, block_table, cache_seqlens, xp=np):
     block_table : (B, max_pages) int32
     cache_seqlens : (B,) int32
         Lengths before the append.
+    kv_dtype, k_scale, v_scale
+        As in `decode`: quantised caches get each token divided by its page's and heads' scales, rounded.
     """
     k_cache, v_cache = k_cache.copy(), v_cache.copy()
     page_size = k_cache.shape[1]
+
+    def stored(token, cache, scale, page):  # (HKV, D)
+        if kv_dtype is None:
+            return token
+        dims = getattr(scale, "ndim", 0)
+        scale = (scale[page] if dims == 2 else scale)[:, None] if dims else float(scale)
+        return quantise(widen(token, np.float32), kv_dtype, scale, xp).view(cache.dtype)
+
     for i in range(k.shape[0]):
         for t in range(k.shape[1]):
             position = int(cache_seqlens[i]) + t
             page, slot = int(block_table[i, position // page_size]), position % page_size
-            k_cache[page, slot] = k[i, t]  # (HKV, D)
-            v_cache[page, slot] = v[i, t]  # (HKV, D)
+            k_cache[page, slot] = stored(k[i, t], k_cache, k_scale, page)  # (HKV, D)
+            v_cache[page, slot] = stored(v[i, t], v_cache, v_scale, page)  # (HKV, D)
     return k_cache, v_cache
 
 

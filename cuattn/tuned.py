@@ -76,7 +76,8 @@ def shape_class(shape) -> str | None:
         return f"{head}{m} n{power(shape.n)} bh{power(shape.b * shape.h)}"
     if isinstance(shape, DecodeShape):
         room = shape.max_pages * shape.page_size
-        return f"decode d{shape.d} {shape.dtype} n{power(room)} bh{power(shape.b * shape.h)}"
+        held = f"{shape.dtype} {shape.kv_dtype}" if shape.kv_dtype else shape.dtype
+        return f"decode d{shape.d} {held} n{power(room)} bh{power(shape.b * shape.h)}"
     return None
 
 

@@ -21,8 +21,8 @@ def add(out: pd.DataFrame) -> pd.DataFrame:
     named = [model or head for model, head in zip(out["model"], heads)]
     limits = zip(out["memory_limit_bytes"], out["memory_reserve_bytes"])
     # Rows under a limit are another subject: where they met those without one, an `oom` would be both's. So
-    # are graded keys in an order of theirs: they would be several points at one shape.
-    subjects = zip(named, map(_limit, limits), map(keys, out["key_order"]))
+    # are graded keys in an order of theirs, and quantised caches: they would be several points at one shape.
+    subjects = zip(named, map(_limit, limits), map(keys, out["key_order"]), map(_cache, out["kv_dtype"]))
     out["what"] = [" · ".join(filter(None, words)) for words in subjects]
     out["load"] = [
         _load(row)
@@ -84,6 +84,11 @@ def _heads(h: float, hkv: float, d: float) -> str:
 def keys(order: str) -> str:
     """"keys rising" for a row whose keys weigh unequally; nothing for plain ones."""
     return f"keys {order}" if order else ""
+
+
+def _cache(kv_dtype: str) -> str:
+    """"int8 cache" for a row over a quantised one."""
+    return f"{kv_dtype} cache" if kv_dtype else ""
 
 
 def _limit(sizes: tuple[float, float]) -> str:

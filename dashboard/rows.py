@@ -68,6 +68,7 @@ NAMES = (
     "family",
     "model",
     "dtype",
+    "kv_dtype",
     "key_order",
     "page_order",
     "lengths_source",

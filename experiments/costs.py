@@ -21,7 +21,7 @@ from cuattn.kernels.base import (
 )
 from cuattn.kernels.mla import LATENT
 from experiments.catalog import Entry
-from experiments.sweep import work
+from experiments.sweep import kv_bytes, work
 
 LSE_BYTES, INDEX_BYTES, ANGLE_BYTES = 4, 4, 4
 
@@ -48,10 +48,11 @@ def shape_of(params: Mapping[str, Any]):
         return AttentionShape(p["b"], p["h"], p["hkv"], p["m"], p["n"], p["d"], p["dtype"], p["causal"])
     if family in ("decode", "mla"):
         pages = max([1, *(ceil_div(n, p["page_size"]) for n in lengths_of(p))])
-        return DecodeShape(p["b"], p["h"], p["hkv"], p["d"], p["page_size"], pages, p["dtype"])
+        return DecodeShape(p["b"], p["h"], p["hkv"], p["d"], p["page_size"], pages, p["dtype"], p.get("kv_dtype"))
     if family == "cache":
         rotary = p["d"] if rotates(p) else 0
-        return AppendShape(p["b"], p["m"], p["hkv"], p["d"], p["page_size"], p["dtype"], rotary=rotary)
+        return AppendShape(p["b"], p["m"], p["hkv"], p["d"], p["page_size"], p["dtype"], rotary=rotary,
+                           kv_dtype=p.get("kv_dtype"))
     if family == "pages":
         pages = sum(ceil_div(n, p["page_size"]) for n in lengths_of(p))
         return PagesShape(pages, p["page_size"], p["hkv"], p["d"], ELEMENT_BYTES[p["dtype"]])
@@ -72,7 +73,7 @@ def array_bytes(params: Mapping[str, Any]) -> int:
         return 2 * 2 * max(shape.n, 1) * shape.page_bytes + 2 * shape.n * INDEX_BYTES
     new = p["m"] if family == "cache" else 0
     counts = [ceil_div(n + new, p["page_size"]) for n in lengths_of(p)]
-    pool = 2 * max(sum(counts), 1) * p["page_size"] * p["hkv"] * p["d"] * size
+    pool = 2 * max(sum(counts), 1) * p["page_size"] * p["hkv"] * p["d"] * kv_bytes(p)
     table = p["b"] * (max([1, *counts]) + 1) * INDEX_BYTES
     if family == "mla":
         return pool // 2 + table + rows * (row + LATENT * size + LSE_BYTES)
@@ -87,11 +88,14 @@ def plan_of(params: Mapping[str, Any], entry: Entry, device) -> Plan:
     Raises
     ------
     Unsupported
-        The kernel does not take this dtype, or cannot run this shape on this device.
+        The kernel does not take this dtype or cache, or cannot run this shape on this device.
     """
     if params["dtype"] not in entry.row.dtypes:
         raise Unsupported(f"dtype: expected {' or '.join(entry.row.dtypes)} for kernel '{entry.name}', got "
                           f"{params['dtype']}; choose another dtype, or kernel")
+    if params.get("kv_dtype") and "quantised" not in entry.row.features:
+        raise Unsupported(f"kv_dtype: expected none for kernel '{entry.name}', got {params['kv_dtype']}; choose "
+                          "another kernel")
     return entry.row.plan(shape_of(params), device, constants_of(params))
 
 

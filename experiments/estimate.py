@@ -92,7 +92,7 @@ def _needs(case: Case, known: Mapping[str, Entry], device: Device) -> Needs | No
     p, entry = case.params, known.get(case.params["kernel"])
     flops, moved = work(p)
     if entry is None or entry.row is None or p["family"] == "probe":
-        key = [p.get(name) for name in ("kernel", "d", "dtype", "causal", "constants")]
+        key = [p.get(name) for name in ("kernel", "d", "dtype", "kv_dtype", "causal", "constants")]
         return Needs(flops, moved, frozenset([json.dumps(key)]))
     try:
         plan, cost = planned(p, entry, device)

@@ -12,11 +12,20 @@ import numpy as np
 
 from cuattn.dense import round_to
 from cuattn.kernels.base import ceil_div
+from cuattn.quantise import quantise
 from cuattn.reference import bits, rotary_tables, widen
 from experiments.costs import rotates
 
 CHUNK = 1 << 26  # float32 values drawn at once: 256 MiB beside the array they fill
+KV_SCALES = {"float8_e4m3": 2.0**-6, "int8": 2.0**-5}  # by which N(0, 1) fills a quantised cache: up to ±4
 MOST_GRADE = 3.0  # the largest factor of a graded key
+
+
+def quantised(params: Mapping[str, Any]) -> dict[str, Any]:
+    """What a case says of its quantised caches beside the arrays, as `cuattn.decode` takes it; else nothing."""
+    if not (held := params.get("kv_dtype")):
+        return {}
+    return {"kv_dtype": held, "k_scale": KV_SCALES[held], "v_scale": KV_SCALES[held]}
 
 
 def normal(machine, shape: tuple[int, ...], dtype: str, rng):
@@ -27,14 +36,19 @@ def normal(machine, shape: tuple[int, ...], dtype: str, rng):
     machine : Machine
     shape : tuple of int
     dtype : str
+        Of `KV_SCALES`: uint8, the bytes of values over that scale.
     rng : Generator
         Of the machine's array module.
     """
-    out = machine.empty(shape, dtype)
+    out = machine.empty(shape, "uint8" if dtype in KV_SCALES else dtype)
     flat = bits(out).reshape(-1)
     for start in range(0, flat.size, CHUNK):
         part = flat[start : start + CHUNK]
-        part[...] = _rounded(rng.standard_normal(part.size, dtype=np.float32), out.dtype, machine.xp)
+        values = rng.standard_normal(part.size, dtype=np.float32)
+        if dtype in KV_SCALES:
+            part[...] = quantise(values, dtype, KV_SCALES[dtype], machine.xp)
+        else:
+            part[...] = _rounded(values, out.dtype, machine.xp)
     return out
 
 
@@ -124,7 +138,7 @@ def build(machine, params: Mapping[str, Any]) -> dict[str, Any]:
         tables = rotary_tables(max(lengths, default=0) + new, d)
         arrays |= {name: machine.upload(table) for name, table in zip(("cos", "sin"), tables)}
     return arrays | {
-        **{name: normal(machine, pool, dtype, rng) for name in caches},
+        **{name: normal(machine, pool, params.get("kv_dtype") or dtype, rng) for name in caches},
         "block_table": machine.upload(table),
         "cache_seqlens": machine.upload(np.asarray(lengths, np.int32)),
     }

@@ -99,6 +99,7 @@ _PARAMETERS = (
     ("n", _INT, "", "keys a sequence; for a ragged batch, null"),
     ("d", _INT, "", "head dim"),
     ("dtype", _STRING, "", "element type of Q, K, V and O"),
+    ("kv_dtype", _STRING, "", "what a quantised cache of K and V holds; null: dtype"),
     ("causal", _BOOL, "", "bottom-right aligned causal mask"),
     ("page_size", _INT, "tokens", "tokens a page of the KV cache holds"),
     ("layout", _STRING, "", "order of the dense arrays' dimensions"),

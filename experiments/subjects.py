@@ -114,16 +114,17 @@ class Decode(_Ours):
     """One query a sequence over a paged cache."""
 
     def _plan(self, constants):
-        return cuattn.plan_decode(**self.arrays, kernel=self.params["kernel"], constants=constants)
+        return cuattn.plan_decode(**self.arrays, **inputs.quantised(self.params), kernel=self.params["kernel"],
+                                  constants=constants)
 
     def verdict(self) -> Verdict:
         o, lse = self.planned.outputs
-        return check_decode(self.arrays, o, lse, self.planned.plan.rounding)
+        return check_decode(self.arrays, o, lse, self.planned.plan.rounding, **inputs.quantised(self.params))
 
 
-def check_decode(arrays, o, lse, rounding) -> Verdict:
+def check_decode(arrays, o, lse, rounding, **quantised) -> Verdict:
     """Judge paged decode."""
-    return compare.check_decode(**arrays, o=o, lse=lse, rounding=rounding)
+    return compare.check_decode(**arrays, o=o, lse=lse, rounding=rounding, **quantised)
 
 
 class DecodeMla(_Ours):
@@ -148,7 +149,8 @@ class _InPlace(_Ours):
 
     def _plan(self, constants):
         self.before = {name: self.arrays[name].copy() for name in ("k_cache", "v_cache")}
-        return self.operation(**self.arrays, kernel=self.params["kernel"], constants=constants)
+        return self.operation(**self.arrays, **inputs.quantised(self.params), kernel=self.params["kernel"],
+                              constants=constants)
 
     def kept_bytes(self) -> int:
         return sum(array.nbytes for array in self.before.values()) if self.machine.name == "gpu" else 0
@@ -176,6 +178,7 @@ class Append(_InPlace):
             a["v_cache"],
             cos=a.get("cos"),
             sin=a.get("sin"),
+            **inputs.quantised(self.params),
         )
 
 

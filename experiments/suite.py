@@ -27,6 +27,7 @@ from experiments.words import UserError, nearest
 
 SUITES = Path(__file__).with_name("suites")
 DTYPES = ("float16", "bfloat16", "float32", "float8_e4m3")
+KV_DTYPES = ("float8_e4m3", "int8")  # of a cache that is not of dtype
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ AXES = {
     "m": Axis(int, ("prefill", "cache")),
     "n": Axis(int, _ATTENTION),
     "dtype": Axis(str, _ALL, "bfloat16", DTYPES),
+    "kv_dtype": Axis(str, ("decode", "cache"), None, KV_DTYPES),  # without it a cache is of dtype
     "causal": Axis(bool, ("prefill",), False),
     "layout": Axis(str, ("prefill",), "bshd", ("bshd", "bhsd")),
     "key_order": Axis(str, ("prefill",), None, ("mixed", "rising", "falling")),  # without it keys are plain

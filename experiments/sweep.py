@@ -202,7 +202,7 @@ def within(params: Mapping[str, Any], limits: Mapping[str, Any]) -> bool:
     if not limits.get("min_tokens", tokens) <= tokens <= limits.get("max_tokens", tokens):
         return False
     rows_a_key = 1 if params["family"] == "mla" else 2
-    kv_gb = rows_a_key * tokens * params.get("hkv", 0) * params.get("d", 0) * size / 1e9
+    kv_gb = rows_a_key * tokens * params.get("hkv", 0) * params.get("d", 0) * kv_bytes(params) / 1e9
     if kv_gb > limits.get("max_kv_gb", kv_gb):
         return False
     scores_gb = rows * params.get("max_len", 0) * size / 1e9
@@ -213,15 +213,20 @@ def within(params: Mapping[str, Any], limits: Mapping[str, Any]) -> bool:
     return True
 
 
+def kv_bytes(params: Mapping[str, Any]) -> int:
+    """Bytes of an element of K and V."""
+    return ELEMENT_BYTES.get(params.get("kv_dtype") or params["dtype"], 1)
+
+
 def work(params: Mapping[str, Any]) -> tuple[float, float]:
     """(flop, bytes) a case roughly needs, whatever its kernel: for estimates of time alone."""
     if params["family"] == "probe":
         return params.get("flops", 0), 2 * params.get("bytes", 0)
     b, h, hkv, d = (params[k] for k in ("b", "h", "hkv", "d"))
     m, size = params.get("m", 1), ELEMENT_BYTES.get(params["dtype"], 1)
-    rows, moved = 2 * b * m * h * d * size, 2 * params["tokens"] * hkv * d * size
+    rows, moved = 2 * b * m * h * d * size, 2 * params["tokens"] * hkv * d * kv_bytes(params)
     if params["family"] == "cache":
-        return 0, 2 * 2 * b * m * hkv * d * size
+        return 0, 2 * b * m * hkv * d * (size + kv_bytes(params))
     if params["family"] == "pages":
         return 0, 2 * moved
     if params["family"] == "mla":

@@ -52,12 +52,18 @@ def shapes(row, arch):
         yield from (DecodeShape(1, 8, 2, d, 16, 256, "bfloat16") for d in (*usual, *between))
         if more:
             yield DecodeShape(512, 8, 2, 128, 16, 256, "float16")
+        if "quantised" in row.features:
+            yield DecodeShape(1, 8, 2, 256, 16, 256, "bfloat16", "float8_e4m3")
+            if more:
+                yield DecodeShape(1, 32, 2, 128, 16, 256, "float16", "int8", "pages")
     elif row.family == "mla":
         yield from (DecodeShape(64, h, 1, 576, 64, 64, "bfloat16") for h in (16, 20, 128))
         if more:
             yield DecodeShape(64, 128, 1, 576, 1, 4096, "float16")
     elif row.family == "cache":
         yield AppendShape(4, 1, 8, 128, 16, "bfloat16", rotary=128)
+        if more:
+            yield AppendShape(4, 1, 8, 128, 16, "bfloat16", 32, 128, kv_dtype="float8_e4m3", scales="pages")
         if "rope" in row.features:
             yield from (AppendShape(4, 1, 8, d, 16, "float16", 32, rotary, interleaved)
                         for d, rotary, interleaved in ((128, 128, False), (256, 256, True), (80, 20, False)))

@@ -11,11 +11,13 @@ import pytest
 
 import cuattn
 from cuattn.compile import CompileError
+from cuattn.kernels.base import QUANTISED as QUANTISED_TYPES
 from cuattn.machine import DeviceError
+from cuattn.quantise import numbers
 from experiments import case, environment, inputs, subjects
 from experiments.catalog import catalog
 from experiments.schema import PERFORMANCE
-from experiments.suite import Repeat
+from experiments.suite import KV_DTYPES, Repeat
 
 PREFILL = {
     "kernel": "flash",
@@ -55,6 +57,7 @@ DECODE = {
 }
 MLA = {**DECODE, "kernel": "mla", "family": "mla", "h": 20, "d": 576}
 APPEND = {**DECODE, "kernel": "append", "family": "cache", "m": 2}
+QUANTISED = {**DECODE, "kernel": "paged_stream", "kv_dtype": "float8_e4m3"}
 PAGES = {**DECODE, "kernel": "copy_pages", "family": "pages"}
 PROBE = {
     "kernel": "read",
@@ -158,8 +161,11 @@ def test_a_suites_rest_reaches_the_timer(gpu, monkeypatch):
         {**PROBE, "kernel": "copy"},
         {**PROBE, "kernel": "mma", "flops": 10**6},
         {**PROBE, "kernel": "empty"},
+        QUANTISED,
+        {**QUANTISED, "kv_dtype": "int8"},
+        {**APPEND, "kernel": "append_rope", "kv_dtype": "float8_e4m3"},
     ],
-    ids=lambda p: f"{p['kernel']}-{p.get('layout', '')}",
+    ids=lambda p: f"{p['kernel']}-{p.get('layout', '')}{p.get('kv_dtype', '')}",
 )
 def test_counted_equals_modelled_for_every_kernel(cpu, params):
     row = run(cpu, params)
@@ -172,7 +178,8 @@ def test_counted_equals_modelled_for_every_kernel(cpu, params):
 
 
 @pytest.mark.parametrize("params", [PREFILL, DECODE, MLA, {**APPEND, "page_order": "sorted"},
-                                    {**APPEND, "kernel": "append_rope"}, PAGES])
+                                    {**APPEND, "kernel": "append_rope"}, PAGES, QUANTISED,
+                                    {**APPEND, "kv_dtype": "int8"}])
 def test_the_closed_form_of_memory_is_what_is_allocated(cpu, params):
     row = run(cpu, params)
     arrays = inputs.build(cpu, params)
@@ -180,6 +187,19 @@ def test_the_closed_form_of_memory_is_what_is_allocated(cpu, params):
     outputs = () if params["family"] in ("cache", "pages") else outputs
     together = inputs.nbytes(arrays) + sum(x.nbytes for x in outputs) + row["modelled_scratch_bytes"]
     assert row["modelled_peak_bytes"] == together
+
+
+def test_a_quantised_cache_is_filled_by_its_scale_and_takes_half(cpu):
+    """Its numbers are as normal as those of another one, and what cannot read it says so."""
+    plain, arrays = (inputs.build(cpu, {**DECODE, **more}) for more in ({}, {"kv_dtype": "float8_e4m3"}))
+    assert arrays["k_cache"].dtype == np.uint8 and 2 * arrays["k_cache"].nbytes == plain["k_cache"].nbytes
+    scales = inputs.quantised(QUANTISED)
+    values = numbers(arrays["v_cache"], "float8_e4m3") * scales["v_scale"]
+    assert abs(values.std() - 1) < 0.05 and 3 < np.abs(values).max() < 6
+    assert inputs.quantised(DECODE) == {} and tuple(inputs.KV_SCALES) == KV_DTYPES == QUANTISED_TYPES
+    row = run(cpu, {**DECODE, "kv_dtype": "int8"})
+    assert row["status"] == "unsupported" and row["error"] == (
+        "kv_dtype: expected none for kernel 'paged', got int8; choose another kernel")
 
 
 def test_another_timer_is_asked_where_the_run_says_so(gpu, monkeypatch):

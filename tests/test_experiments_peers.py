@@ -38,6 +38,9 @@ def test_the_cpu_machine_has_no_peers(cpu, name):
     ("torch_flash", {"mode": "graph"}, "use mode launch"),
     ("fa3", {"dtype": "float32"}, "float16 and bfloat16, got float32"),
     ("flashinfer", {"layout": "bhsd"}, "got bhsd"),
+    ("fa3_decode", {"kv_dtype": "int8"}, "over caches of q's dtype, got one of int8"),
+    ("flashinfer_decode", {"kv_dtype": "float8_e4m3"}, "q's dtype, got one of float8_e4m3"),
+    ("vllm_decode", {"kv_dtype": "float8_e4m3"}, "q's dtype, got one of float8_e4m3"),
 ])
 def test_what_a_peer_computes_otherwise_is_refused(name, changes, said):
     adapter = import_module(f"experiments.peers.{peers.ADAPTERS[name][0]}")

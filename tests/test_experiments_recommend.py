@@ -265,6 +265,12 @@ def test_no_other_row_enters(frame, change):
     assert offer_of(found, "standard").time_us == 200
 
 
+def test_rows_over_quantised_caches_do_not_enter(frame):
+    plain = timed("a", "paged", 1, 1024, 50, 16)
+    rows = trusted(frame(plain, timed("b", "paged", 1, 1024, 1, 16) | {"kv_dtype": "int8"}), KNOWN)
+    assert list(rows["case_id"]) == ["a"]
+
+
 def test_what_was_set_aside_is_counted(frame):
     rows = frame(timed("a", "flash", 1, 1024, 5), timed("b", "flash", 1, 2048, 5, source_hash="0" * 12),
                  timed("c", "flash", 1, 4096, None, status="oom"),

@@ -181,7 +181,8 @@ def test_pages_are_copied_within_each_calls_own_pool(launches):
 
 @pytest.mark.parametrize("make", [Array, Tensor])
 def test_rotated_queries_are_each_calls_own(launches, make):
-    """Appends with and without angles, with and without queries, and of both pairings share nothing."""
+    """Appends with and without angles, with and without queries, and of both pairings share nothing. Scales, here
+    none, are the last four arguments."""
     table, lengths = make((2, 4), "int32"), make((2,), "int32")
     for _ in range(2):
         cos, sin = (make((64, 32), "float32") for _ in range(2))
@@ -191,10 +192,31 @@ def test_rotated_queries_are_each_calls_own(launches, make):
         for interleaved in (False, True):
             turned = cuattn.append_kv(*args, cos=cos, sin=sin, q=q, interleaved=interleaved)
             assert type(turned) is make and turned.shape == q.shape
-            assert [address(a) for a in launches[-1]] == [place(x) for x in (*args, cos, sin, q, turned)]
-        assert cuattn.append_kv(*args, cos=cos, sin=sin) is None and len(launches[-1]) == 8
-        assert cuattn.append_kv(*args) is None and len(launches[-1]) == 6
+            assert [address(a) for a in launches[-1][:-4]] == [place(x) for x in (*args, cos, sin, q, turned)]
+        assert cuattn.append_kv(*args, cos=cos, sin=sin) is None and len(launches[-1]) == 8 + 4
+        assert cuattn.append_kv(*args) is None and len(launches[-1]) == 6 + 4
     assert len(binding.repeats) == 4 and len(launches) == 8
+
+
+@pytest.mark.parametrize("make, held", [(Array, "uint8"), (Tensor, "float8_e4m3fn")])
+def test_scales_are_each_calls_own(launches, make, held):
+    """Arrays by their places; numbers are part of what repeats, and which of the two is which as well."""
+    table, lengths, q = make((2, 4), "int32"), make((2,), "int32"), make((2, 1, 8, 64), "float16")
+    numbers = [{"k_scale": 0.5}, {"v_scale": 0.5}, {"k_scale": 0.5, "v_scale": 2.0}, {}]
+    for _ in range(2):
+        cache, rows = make((8, 16, 2, 64), held), make((2, 3, 2, 64), "float16")
+        given = {"kv_dtype": "float8_e4m3"}
+        for shape in ((8, 2), (2,)):
+            scales = {name: make(shape, "float32") for name in ("k_scale", "v_scale")}
+            for call, first in ((cuattn.decode, (q,)), (cuattn.append_kv, (rows, rows))):
+                call(*first, cache, cache, table, lengths, **scales, **given)
+                assert [address(a) for a in launches[-1][-4:-2]] == [place(x) for x in scales.values()]
+        for scales in numbers:
+            cuattn.decode(q, cache, cache, table, lengths, **scales, **given)
+            assert [address(a) for a in launches[-1][-4:-2]] == [0, 0]
+            assert [np.frombuffer(a, np.float32)[0] for a in launches[-1][-2:]] == [
+                scales.get(name, 1.0) for name in ("k_scale", "v_scale")]
+    assert len(binding.repeats) == 4 + len(numbers)
 
 
 @pytest.mark.parametrize("make", [Array, Tensor])

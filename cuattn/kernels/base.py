@@ -14,7 +14,8 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
 
-ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
+ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float8_e4m3": 1, "int8": 1}
+QUANTISED = ("float8_e4m3", "int8")  # what a cache may hold in place of its queries' type, times scales
 SCRATCH_BYTES = {**ELEMENT_BYTES, "int32": 4}  # scratch may also hold numbers of pages and keys
 MMA_ROWS = 16  # rows of one mma.sync tile
 WARP = 32  # threads
@@ -123,7 +124,7 @@ class DecodeShape:
     """One query token a sequence, (B, 1, H, D), against a paged cache (num_pages, page_size, HKV, D).
 
     `max_pages` is the width of the block table. A plan sees no lengths: they live on the device and change
-    every step.
+    every step. `kv_dtype`: of `QUANTISED`, the cache's type where it is not `dtype`; `scales`: see `quantised.SCALES`.
     """
 
     b: int
@@ -133,6 +134,18 @@ class DecodeShape:
     page_size: int
     max_pages: int
     dtype: str
+    kv_dtype: str | None = None
+    scales: str = "one"
+
+    @property
+    def stored(self) -> str:
+        """The cache's type."""
+        return self.kv_dtype or self.dtype
+
+    @property
+    def features(self) -> frozenset[str]:
+        """What the shape asks for that a kernel may lack, as `AttentionShape.features`."""
+        return frozenset({"quantised"} if self.kv_dtype else ())
 
     @property
     def group(self) -> int:
@@ -145,7 +158,8 @@ class AppendShape:
     """T new rows a sequence, (B, T, HKV, D), written into a paged cache.
 
     `rotary` elements of each K row are rotated by its position, and `h` heads of queries with it, 0 for none;
-    `interleaved`: in neighbouring pairs, else element i with i + rotary / 2.
+    `interleaved`: in neighbouring pairs, else element i with i + rotary / 2. `kv_dtype`, `scales`: as in
+    `DecodeShape`.
     """
 
     b: int
@@ -157,6 +171,18 @@ class AppendShape:
     h: int = 0
     rotary: int = 0
     interleaved: bool = False
+    kv_dtype: str | None = None
+    scales: str = "one"
+
+    @property
+    def stored(self) -> str:
+        """The cache's type."""
+        return self.kv_dtype or self.dtype
+
+    @property
+    def features(self) -> frozenset[str]:
+        """What the shape asks for that a kernel may lack."""
+        return frozenset({"quantised"} if self.kv_dtype else ())
 
 
 @dataclass(frozen=True)
@@ -317,7 +343,7 @@ class Row:
     head_dims : range
         Head dims the kernel computes (padding inside counts as computing).
     features : frozenset of str
-        Among causal, gqa, lse, paged, rope, split, window, softcap, sinks, varlen, dv.
+        Among causal, gqa, lse, paged, rope, split, window, softcap, sinks, varlen, dv, quantised.
     constants : mapping
         Tunables with their defaults; None lets the plan choose an integer by shape and device.
     choices : mapping

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cuattn.kernels import shares
+from cuattn.kernels import quantised, shares
 from cuattn.kernels.base import (
     ELEMENT_BYTES,
     MAX_THREADS,
@@ -25,24 +25,30 @@ from cuattn.kernels.base import (
 MOST_PARTS = 64  # of a sequence, in the mean; the kernel's own
 
 
-def smem_bytes(d: int, group: int, keys: int, warps: int, stages: int) -> int:
+def smem_bytes(shape: DecodeShape, keys: int, warps: int, stages: int) -> int:
     """sizeof(Smem): of each warp the rings of Q, K and V, whose tiles O takes the place of, and its m and l; LSE
-    of 16 rows and a word."""
-    rows, row = min(group, MMA_ROWS), 2 * round_up(d, MMA_ROWS)
-    q, stage = round_up(rows * row, 128), max(2 * round_up(keys * row, 128), round_up(rows * 2 * row, 128))
+    of 16 rows and a word. Where pages have scales, those of a tile's keys lie before it."""
+    rows, row = min(max(shape.group, 1), MMA_ROWS), 2 * round_up(shape.d, MMA_ROWS)
+    tile = 2 * round_up(keys * row * ELEMENT_BYTES[shape.stored] // 2, 128)
+    if shape.scales == "pages":
+        tile += round_up(2 * 4 * keys, 128)
+    q, stage = round_up(rows * row, 128), max(tile, round_up(rows * 2 * row, 128))
     return round_up(warps * (stages * (q + stage) + 2 * 4 * MMA_ROWS) + 4 * MMA_ROWS + 16, 128)
 
 
 def _shape_of_block(shape: DecodeShape, device, chosen) -> tuple[int, int, int, int]:
     """(keys, warps, stages, blocks an SM): one block that has the SM, with as many warps as fit."""
-    keys = chosen["keys"] or (32 if shape.d <= 64 else 16)
+    row = shape.d * ELEMENT_BYTES[shape.stored]
+    keys = chosen["keys"] or (32 if row <= 128 else 16)
     if keys not in (16, 32):
         raise Unsupported(f"paged_stream: keys must be 16 or 32, got {keys}; change it")
     candidates = [(8, 2), (4, 3), (4, 2), (2, 3), (2, 2), (1, 2)]
+    if row <= 64:  # a tile is half of others, so there are twice as many on their way
+        candidates.insert(0, (8, 3))
     candidates = [(chosen["warps"] or w, chosen["stages"] or s) for w, s in candidates]
     blocks = chosen["blocks_per_sm"] or 1
     for warps, stages in candidates:
-        smem = smem_bytes(shape.d, max(shape.group, 1), keys, warps, stages)
+        smem = smem_bytes(shape, keys, warps, stages)
         if smem <= device.smem_per_block and blocks * (smem + 1024) <= device.smem_per_sm:
             return keys, warps, stages, blocks
     raise Unsupported(f"paged_stream: {candidates[0][0]} warps with {candidates[0][1]} stages at head dim "
@@ -58,6 +64,9 @@ def units(shape: DecodeShape) -> int:
 def plan(shape: DecodeShape, device, overrides=None) -> Plan:
     """As many blocks as are resident; the lengths, and with them the shares, are the kernel's own business."""
     chosen = resolve(ROW.constants, overrides)
+    if shape.kv_dtype and shape.d % quantised.STEP:
+        raise Unsupported(f"paged_stream: expected a head dim that is a multiple of {quantised.STEP} for a "
+                          f"{shape.kv_dtype} cache, got {shape.d}; pad q, k and v with zeros")
     keys, warps, stages, per_sm = _shape_of_block(shape, device, chosen)
     if stages < 2 or WARP * warps > MAX_THREADS:
         raise Unsupported(f"paged_stream: needs 1 to 32 warps and at least 2 stages, got warps={warps}, "
@@ -70,10 +79,11 @@ def plan(shape: DecodeShape, device, overrides=None) -> Plan:
     check_grid("paged_stream", "sequences", shape.b)
     grid = (units(shape), groups if shape.b else 0, 1)
     blocks = units(shape) * groups
-    smem = smem_bytes(shape.d, max(shape.group, 1), keys, warps, stages)
+    smem = smem_bytes(shape, keys, warps, stages)
     compiled = {
         "HEAD_DIM": shape.d, "GROUP": max(shape.group, 1), "PAGE_SIZE": shape.page_size, "KEYS": keys,
         "WARPS": warps, "STAGES": stages, "BLOCKS_PER_SM": per_sm, "Element": shape.dtype, "SMEM_BYTES": smem,
+        **quantised.constants(shape),
     }
     rows = min(max(shape.group, 1), MMA_ROWS)
     scratch = {"part": ((2 * blocks, rows, shape.d), "float32"), "part_lse": ((2 * blocks, rows), "float32"),
@@ -90,14 +100,16 @@ def stretches(plan: Plan, lengths) -> list[list[tuple[int, int, int, bool]]]:
 
 
 def cost(shape: DecodeShape, plan: Plan, lengths) -> Cost:
-    """K, V and page numbers once a unit; for each stretch Q and what it leaves; every part read once more."""
+    """K, V, page numbers and pages' scales once a unit, heads' scales once a thread; for each stretch Q and what it leaves; every part read once more."""
     (count, groups, _), threads = plan.launches[0].grid, plan.launches[0].block
     if not count or not groups:
         return Cost(0, 0, 0, plan.launch_count, plan.scratch_bytes)
     size, tokens, d, warps = ELEMENT_BYTES[shape.dtype], sum(lengths), shape.d, threads // WARP
-    loaded, stored = count * tokens * (2 * d * size + 4), 0
+    key = 2 * d * ELEMENT_BYTES[shape.stored] + 4 + 8 * (shape.scales == "pages")
+    loaded, stored = count * tokens * key, 0
     taken = stretches(plan, lengths)
     loaded += count * shares.lengths_read(taken, shape.b, groups, threads)
+    loaded += count * len(taken) * threads * 8 * (shape.scales == "heads")
     for share in taken:
         for _, done, _, whole in share:
             loaded += warps * shape.h * d * size
@@ -114,13 +126,14 @@ def arguments(shape: DecodeShape, plan: Plan, t) -> list:
         ("block_table", t["block_table"]), ("cache_seqlens", t["cache_seqlens"]), ("o", t["o"]),
         ("lse", t["lse"]), ("part", t["part"]), ("part_lse", t["part_lse"]), ("tickets", t["tickets"]),
         ("sigma", np.float32(t["softmax_scale"])), ("BATCH", np.int32(shape.b)),
+        *quantised.arguments(t),
     ]]
 
 
 ROW = Row(
     name="paged_stream", family="decode", file="decode/paged_stream.cu", archs=("sm_80+",),
     dtypes=("float16", "bfloat16"), head_dims=range(8, 257, 8),
-    features=frozenset({"gqa", "lse", "paged"}),
+    features=frozenset({"gqa", "lse", "paged", "quantised"}),
     constants={"keys": None, "warps": None, "stages": None, "blocks_per_sm": None, "groups": None},
     choices={"keys": (16, 32), "warps": (4, 8), "stages": (2, 3, 4), "blocks_per_sm": (1, 2)},
     teaches="Divide the work by bytes, not by sequences: equal shares of one list leave no multiprocessor "

@@ -135,6 +135,7 @@ def shape_words(params: Mapping[str, Any]) -> str:
             words.append(f"{name} {params[name]}")
     words += ["causal"] * bool(params.get("causal"))
     words += [f"keys {params['key_order']}"] if params.get("key_order") else []
+    words += [f"cache {params['kv_dtype']}"] if params.get("kv_dtype") else []
     words += [f"in {cap.words}"] if (cap := cap_of(params)) else []
     words += [str(params[name]) for name, usual in USUAL.items() if params.get(name) not in (None, usual)]
     return " ".join(words)

@@ -84,6 +84,7 @@ def label_of(row: Row, but: Iterable[str] = (), kernels: Iterable[str] = ()) -> 
     parts.append((get("page_order") or "") if "page_order" not in but else "")
     if get("key_order") and "key_order" not in but:
         parts.append(f"keys {get('key_order')}")
+    parts += [f"cache {get('kv_dtype')}"] if get("kv_dtype") and "kv_dtype" not in but else []
     if get("bytes"):
         parts.append(shown(get("bytes") / 1e6, "MB"))
     name = row.words if len(set(kernels)) < 2 else ""

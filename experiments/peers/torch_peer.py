@@ -13,6 +13,8 @@ def refuse_dtype(name: str, params) -> None:
     """Refuse element types that the libraries are not compared in."""
     if params["dtype"] not in ("float16", "bfloat16"):
         raise Unsupported(f"{name}: is compared in float16 and bfloat16, got {params['dtype']}")
+    if params.get("kv_dtype"):
+        raise Unsupported(f"{name}: is compared over caches of q's dtype, got one of {params['kv_dtype']}")
 
 
 class TorchPeer:

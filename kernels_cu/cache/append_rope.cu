@@ -3,13 +3,16 @@
 //   (x, y) ← (x cos − y sin, y cos + x sin)        of pair i < ROTARY / 2 of a row, cos and sin at [p, i]
 //   cache[table[b, p / PAGE], p % PAGE, :, :] = row        with p = lengths[b] + t; of V as it came
 //
+// Into a cache of bytes goes row / scale, rounded (rows.cuh).
+//
 // Pair i is the elements i and i + ROTARY / 2 or, with INTERLEAVED, 2i and 2i + 1; those from ROTARY on stay
 // as they are. append_rope_q turns the token's queries as well.
 //
 // grid    (T, B)
 // block   one new token; a warp turns one head after another, and keeps the angles: a lane those of its units
 // bytes   every new row read once and written once, the token's angles once a warp, one length and one page
-//         number a thread
+//         number a thread; where scales are arrays, one of K a lane and head, one of V a thread and step
+#include "cache/rows.cuh"
 #include "prim/paging.cuh"
 #include "prim/warp.cuh"
 
@@ -38,8 +41,8 @@ DEVICE Pair turned(float x, float y, float cos, float sin) {
   return Pair{x * cos - y * sin, y * cos + x * sin};
 }
 
-/// A head's row turned by the warp: in float32, rounded once.
-DEVICE void turn_row(const Element* from, Element* to, const Turn& turn) {
+/// A head's row turned by the warp, as a cache of T takes it: in float32, rounded once.
+template <class T> DEVICE void turn_row(const Element* from, Cell<T>* to, const Turn& turn, float scale) {
 #pragma unroll
   for (int step = 0; step < STEPS; ++step) {
     const int unit = lane_id() + WARP * step;
@@ -50,47 +53,55 @@ DEVICE void turn_row(const Element* from, Element* to, const Turn& turn) {
     const Pair cos = turn.cos[step], sin = turn.sin[step];
     if (INTERLEAVED) {
       const Pair p = turned(a.a, a.b, cos.a, sin.a), q = turned(b.a, b.b, cos.b, sin.b);
-      store_pair(to + first, p.a, p.b);
-      store_pair(to + second, q.a, q.b);
+      store_two<T>(to + first, p.a, p.b, scale);
+      store_two<T>(to + second, q.a, q.b, scale);
     } else {
       const Pair p = turned(a.a, b.a, cos.a, sin.a), q = turned(a.b, b.b, cos.b, sin.b);
-      store_pair(to + first, p.a, q.a);
-      store_pair(to + second, p.b, q.b);
+      store_two<T>(to + first, p.a, q.a, scale);
+      store_two<T>(to + second, p.b, q.b, scale);
     }
   }
   for (int col = ROTARY + 2 * lane_id(); col < HEAD_DIM; col += 2 * WARP)
-    store_global(reinterpret_cast<uint32_t*>(to + col),
-                 load_global(reinterpret_cast<const uint32_t*>(from + col)));
+    copy_two<T>(to + col, from + col, scale);
 }
 
 DEVICE void append_token(const View<const Element, 4>& g_k_new, const View<const Element, 4>& g_v_new,
-                         const View<Element, 4>& g_k, const View<Element, 4>& g_v,
-                         const View<const int, 2>& g_table, int position, const Turn& turn) {
+                         const View<Cell<Stored>, 4>& g_k, const View<Cell<Stored>, 4>& g_v,
+                         const View<const int, 2>& g_table, int position, const Turn& turn,
+                         const Scales& scales) {
   const int t = blockIdx.x, b = blockIdx.y, page = page_of<PAGE_SIZE>(g_table.at(b), position);
   for (int i = threadIdx.x; i < HKV * CHUNKS; i += THREADS) {
     const int hkv = i / CHUNKS, col = i % CHUNKS * 8;
-    store_global(reinterpret_cast<Vec16*>(row_in_page<PAGE_SIZE>(g_v, page, position, hkv) + col),
-                 load_global(reinterpret_cast<const Vec16*>(g_v_new.at(b, t, hkv) + col)));
+    copy_eight<Stored>(row_in_page<PAGE_SIZE>(g_v, page, position, hkv) + col, g_v_new.at(b, t, hkv) + col,
+                       scales.of_v<SCALES>(page, hkv, HKV));
   }
   for (int hkv = warp_id(); hkv < HKV; hkv += WARPS)
-    turn_row(g_k_new.at(b, t, hkv), row_in_page<PAGE_SIZE>(g_k, page, position, hkv), turn);
+    turn_row<Stored>(g_k_new.at(b, t, hkv), row_in_page<PAGE_SIZE>(g_k, page, position, hkv), turn,
+                     scales.of_k<SCALES>(page, hkv, HKV));
 }
 
 KERNEL(THREADS, 1)
 append_rope(const View<const Element, 4> g_k_new, const View<const Element, 4> g_v_new,
-            const View<Element, 4> g_k, const View<Element, 4> g_v, const View<const int, 2> g_table,
-            const int* g_lengths, const View<const float, 2> g_cos, const View<const float, 2> g_sin) {
+            const View<Cell<Stored>, 4> g_k, const View<Cell<Stored>, 4> g_v,
+            const View<const int, 2> g_table, const int* g_lengths, const View<const float, 2> g_cos,
+            const View<const float, 2> g_sin, const float* g_k_scale, const float* g_v_scale, float k_scale,
+            float v_scale) {
+  const Scales scales{g_k_scale, g_v_scale, k_scale, v_scale};
   const int position = load_global(g_lengths + blockIdx.y) + blockIdx.x;
-  append_token(g_k_new, g_v_new, g_k, g_v, g_table, position, load_turn(g_cos, g_sin, position));
+  append_token(g_k_new, g_v_new, g_k, g_v, g_table, position, load_turn(g_cos, g_sin, position), scales);
 }
 
 KERNEL(THREADS, 1)
 append_rope_q(const View<const Element, 4> g_k_new, const View<const Element, 4> g_v_new,
-              const View<Element, 4> g_k, const View<Element, 4> g_v, const View<const int, 2> g_table,
-              const int* g_lengths, const View<const float, 2> g_cos, const View<const float, 2> g_sin,
-              const View<const Element, 4> g_q, const View<Element, 4> g_q_turned) {
+              const View<Cell<Stored>, 4> g_k, const View<Cell<Stored>, 4> g_v,
+              const View<const int, 2> g_table, const int* g_lengths, const View<const float, 2> g_cos,
+              const View<const float, 2> g_sin, const View<const Element, 4> g_q,
+              const View<Element, 4> g_q_turned, const float* g_k_scale, const float* g_v_scale, float k_scale,
+              float v_scale) {
+  const Scales scales{g_k_scale, g_v_scale, k_scale, v_scale};
   const int t = blockIdx.x, b = blockIdx.y, position = load_global(g_lengths + b) + t;
   const Turn turn = load_turn(g_cos, g_sin, position);
-  for (int h = warp_id(); h < H; h += WARPS) turn_row(g_q.at(b, t, h), g_q_turned.at(b, t, h), turn);
-  append_token(g_k_new, g_v_new, g_k, g_v, g_table, position, turn);
+  for (int h = warp_id(); h < H; h += WARPS)
+    turn_row<Element>(g_q.at(b, t, h), g_q_turned.at(b, t, h), turn, 1.f);
+  append_token(g_k_new, g_v_new, g_k, g_v, g_table, position, turn, scales);
 }

@@ -14,9 +14,10 @@
 // block   WARPS warps; in a round each takes its own tile of KEYS keys, from its own ring of STAGES tiles, which
 //         runs on from sequence to sequence; no block barrier in the loop. Where one ends the warps' states merge
 // smem    of each warp the ring, and in the same copies Q; its O takes the place of the tile it has used last
-// bytes   every key's K and V row once a KV head (once for each 16 query heads of a group), its page number;
-//         Q once a warp for each stretch of a sequence; O and LSE; of a sequence that is cut, every part written
-//         and read
+// bytes   every key's K and V row once a KV head (once for each 16 query heads of a group), its page number and,
+//         of a quantised cache whose pages have scales, those; Q once a warp for each stretch of a sequence; O
+//         and LSE; of a sequence that is cut, every part written and read
+#include "decode/products.cuh"
 #include "prim/mask.cuh"
 #include "prim/paging.cuh"
 #include "prim/scan.cuh"
@@ -27,11 +28,13 @@
 
 constexpr int D_PAD = round_up(HEAD_DIM, MMA_K), THREADS = WARPS * WARP, ROUND = WARPS * KEYS,
               ROW_TILES = ceil_div(GROUP, MMA_M), ROWS = GROUP < MMA_M ? GROUP : MMA_M;
+using Products = ProductsOf<Stored, SCALES, IsByte<Stored>::value>::type;
+constexpr int PER_WORD = 2 / sizeof(Cell<Stored>), WORDS = D_PAD / PER_WORD;  // 16 bits, and of a row of K or V
 constexpr int MOST_PARTS = 64;  // of a sequence, in the mean: merging more takes longer than shorter shares save
 static_assert(KEYS % MMA_K == 0 && KEYS <= WARP, "a lane looks up the page of a key");
 
-struct Tile {
-  SwizzledTile<Element, KEYS, D_PAD> k, v;
+struct Tile : KeyScales<KEYS, SCALES == SCALES_PAGES> {
+  SwizzledTile<Element, KEYS, WORDS> k, v;
 };
 /// The rows of Q that there are; those that the tensor core takes beyond are the last one again.
 struct QueryTile {
@@ -103,8 +106,10 @@ DEVICE int key0_of(int round) { return round * ROUND + warp_id() * KEYS; }
 
 /// A warp's copies, which run ahead of its products from sequence to sequence.
 struct Loader {
-  const View<const Element, 4>&g_q, &g_k, &g_v;
+  const View<const Element, 4>& g_q;
+  const View<const Cell<Stored>, 4>&g_k, &g_v;
   const View<const int, 2>& g_table;
+  const Scales& scales;
   const Rounds& list;
   int h0, rows, hkv;
   Place at;
@@ -113,11 +118,11 @@ struct Loader {
   int stretch;  // that the next tile belongs to, the first one 0
   bool first;   // whether it is that stretch's first
 
-  METHOD Loader(const View<const Element, 4>& g_q, const View<const Element, 4>& g_k,
-                const View<const Element, 4>& g_v, const View<const int, 2>& g_table, const Rounds& list, int h0,
-                int rows, int hkv, Place at, int left)
-      : g_q(g_q), g_k(g_k), g_v(g_v), g_table(g_table), list(list), h0(h0), rows(rows), hkv(hkv), at(at),
-        left(left), pages(fetch_pages()), stretch(0), first(true) {}
+  METHOD Loader(const View<const Element, 4>& g_q, const View<const Cell<Stored>, 4>& g_k,
+                const View<const Cell<Stored>, 4>& g_v, const View<const int, 2>& g_table, const Scales& scales,
+                const Rounds& list, int h0, int rows, int hkv, Place at, int left)
+      : g_q(g_q), g_k(g_k), g_v(g_v), g_table(g_table), scales(scales), list(list), h0(h0), rows(rows),
+        hkv(hkv), at(at), left(left), pages(fetch_pages()), stretch(0), first(true) {}
   METHOD int fetch_pages() const {
     const int key = key0_of(at.round) + lane_id();
     return lane_id() < KEYS && key < at.length ? page_of<PAGE_SIZE>(g_table.at(at.b), key) : 0;
@@ -131,6 +136,7 @@ struct Loader {
     // Each lane places the row of its own key, and tells the lanes that copy it.
     const int64_t k_row = int64_t(row_in_page<PAGE_SIZE>(g_k, pages, mine, hkv)),
                   v_row = int64_t(row_in_page<PAGE_SIZE>(g_v, pages, mine, hkv));
+    s.start_loading(scales, int64_t(pages) * (gridDim.x / ROW_TILES) + hkv, mine < now.length);
     if (first)
       load_tile_async<WARP>(q[stretch % STAGES].rows, g_q.at(now.b, 0, h0), g_q.stride[2], rows, HEAD_DIM,
                             lane_id());
@@ -139,7 +145,7 @@ struct Loader {
       first = at.b != now.b, stretch += first;
       pages = fetch_pages();
     }
-    using W = Walk<WARP, D_PAD>;
+    using W = Walk<WARP, WORDS>;
     const W walk(lane_id());
 #pragma unroll
     for (int i = 0; i < ceil_div(KEYS, W::ROW_STEP); ++i) {
@@ -147,7 +153,7 @@ struct Loader {
       const Element *k = reinterpret_cast<const Element*>(shuffle(k_row, row % WARP)),
                     *v = reinterpret_cast<const Element*>(shuffle(v_row, row % WARP));
       if (walk.rests() || row >= KEYS) continue;
-      const bool valid = key0 + row < now.length && walk.col < HEAD_DIM;
+      const bool valid = key0 + row < now.length && walk.col < HEAD_DIM / PER_WORD;
       cp_async16(s.k.at(row, walk.col), k + walk.col, valid);
       cp_async16(s.v.at(row, walk.col), v + walk.col, valid);
     }
@@ -161,7 +167,7 @@ struct alignas(16) Quad {
 /// Merges the warps' states: each brings its O to the weight that its keys have among all, and leaves it where
 /// `s.ring[warp][used]` was; s.lse is the rows' LSE.
 DEVICE void merge_warps(Smem& s, int used, Accumulator<MMA_M, D_PAD>& r_o, Softmax<MMA_M>& softmax,
-                        float sigma) {
+                        float sigma, float o_scale) {
   const float sigma2 = sigma * LOG2_E;
   constexpr int HALVES = ROWS > 8 ? 2 : 1;  // of the tile's 16 rows
   softmax.finish();
@@ -183,12 +189,9 @@ DEVICE void merge_warps(Smem& s, int used, Accumulator<MMA_M, D_PAD>& r_o, Softm
 #pragma unroll
     for (int w = 0; w < WARPS; ++w)
       whole.l += load_shared(&s.l[w][row]) * whole.weight(load_shared(&s.m[w][row]), sigma2);
-    const float factor = whole.weight(softmax.row[0][half].m, sigma2) * whole.inverse_sum();
+    const float factor = whole.weight(softmax.row[0][half].m, sigma2) * whole.inverse_sum() * o_scale;
     if (warp_id() == 0 && lane_id() % 4 == 0) store_shared(&s.lse[row], whole.lse(sigma));
-#pragma unroll
-    for (int n = 0; n < r_o.N_TILES; ++n)
-      store_shared(reinterpret_cast<Pair*>(&s.ring[warp_id()][used].o[row][r_o.col(n, 0)]),
-                   Pair{r_o.tile[0][n][2 * half] * factor, r_o.tile[0][n][2 * half + 1] * factor});
+    Products::store(s.ring[warp_id()][used].o[row], r_o, half, factor);
   }
   block_sync();
 }
@@ -256,11 +259,13 @@ struct Parts {
 };
 
 KERNEL(THREADS, BLOCKS_PER_SM)
-paged_stream(const View<const Element, 4> g_q, const View<const Element, 4> g_k,
-             const View<const Element, 4> g_v, const View<const int, 2> g_table, const int* g_lengths,
+paged_stream(const View<const Element, 4> g_q, const View<const Cell<Stored>, 4> g_k,
+             const View<const Cell<Stored>, 4> g_v, const View<const int, 2> g_table, const int* g_lengths,
              const View<Element, 4> g_o, const View<float, 3> g_lse, const View<float, 3> g_part,
-             const View<float, 2> g_part_lse, int* g_tickets, float sigma, int BATCH) {
+             const View<float, 2> g_part_lse, int* g_tickets, float sigma, int BATCH, const float* g_k_scale,
+             const float* g_v_scale, float k_scale, float v_scale) {
   Smem& s = dynamic_smem<Smem>();
+  const Scales scales{g_k_scale, g_v_scale, k_scale, v_scale};
   const int unit = blockIdx.x, group = blockIdx.y, hkv = unit / ROW_TILES, row_tile = unit % ROW_TILES;
   const int h0 = hkv * GROUP + row_tile * MMA_M, rows = min(GROUP - row_tile * MMA_M, MMA_M);
   const Rounds list(g_lengths, BATCH);
@@ -268,7 +273,8 @@ paged_stream(const View<const Element, 4> g_q, const View<const Element, 4> g_k,
   int now = list.share(group);
   const int end = list.share(group + 1);
   Place at = list.find(now);
-  Loader loader(g_q, g_k, g_v, g_table, list, h0, rows, hkv, at, end - now);
+  Loader loader(g_q, g_k, g_v, g_table, scales, list, h0, rows, hkv, at, end - now);
+  Products products(scales, hkv);
   auto& q = s.q[warp_id()];
   auto& ring = s.ring[warp_id()];
 
@@ -294,13 +300,14 @@ paged_stream(const View<const Element, 4> g_q, const View<const Element, 4> g_k,
       const int key0 = key0_of(at.round + i);
       Accumulator<MMA_M, KEYS> r_s;
       r_s.clear();
-      multiply_abt<Element>(r_s, q[stretch % STAGES], 0, tile.k);
+      if (i == 0) products.take(q[stretch % STAGES]);
+      products.scores(r_s, q[stretch % STAGES], tile);
       if (key0 + KEYS > at.length) mask_scores(r_s, false, 0, key0, 0, at.length);
-      softmax.update(r_s, r_o, sigma2);
-      multiply_ab<Element>(r_o, r_s, tile.v);
+      products.weigh(softmax, r_s, r_o, sigma2);
+      products.output(r_o, r_s, tile);
     }
     const int used = (t + STAGES - 1) % STAGES;  // nothing is on its way to this tile yet
-    merge_warps(s, used, r_o, softmax, sigma);
+    merge_warps(s, used, r_o, softmax, sigma, products.o_scale());
 
     const bool whole = count == at.rounds();
     const int first = now - at.round;  // the sequence's first round in the list
