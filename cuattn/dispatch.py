@@ -17,7 +17,7 @@ from cuattn.kernels.base import Row, Unsupported
 from cuattn.machine import Tensor
 
 # What "auto" tries; the last one takes whatever the contract lets in.
-PREFILL, DECODE = ("flash_hopper", "flash"), ("paged_stream", "paged")
+PREFILL, DECODE, MLA = ("flash_hopper", "flash"), ("paged_stream", "paged"), ("mla_hopper", "mla")
 OFFERED = {"window": "window_size", "softcap": "softcap", "sinks": "sinks", "varlen": "cu_seqlens_q",
            "paged": "block_table", "dv": "a head dim of v that is not k's",
            "queries": "several queries a sequence",

@@ -200,7 +200,8 @@ def plan_decode_mla(q, kv_cache, block_table, cache_seqlens, *, softmax_scale: f
         The model's, of the head dim before absorption: 1/sqrt(192) for DeepSeek-V2 and -V3 without the factor
         of a longer context. It does not follow from 576, so there is no default.
     kernel, constants
-        A kernel of this kind; "auto" is mla. Its parts of a sequence depend on the lengths of all.
+        A kernel of this kind; "auto" is mla_hopper on sm_90a, else, and where constants are given, mla. Their
+        parts of a sequence depend on the lengths of all.
 
     Returns
     -------
@@ -212,7 +213,7 @@ def plan_decode_mla(q, kv_cache, block_table, cache_seqlens, *, softmax_scale: f
     ContractError, Unsupported, MachineUnavailable, CompileError
     """
     dispatch.check_options(False, constants, kernel)
-    row = dispatch.choose(kernel, "mla", "mla")
+    row = dispatch.choose(kernel, "mla", dispatch.MLA[-1])
     contract.rank("q", q, "B, 1, H, D")
     contract.rank("kv_cache", kv_cache, "num_pages, page_size, 1, D")
     contract.rank("block_table", block_table, "B, max_pages")
@@ -244,7 +245,9 @@ def plan_decode_mla(q, kv_cache, block_table, cache_seqlens, *, softmax_scale: f
     dispatch.check_out(t["o"], inputs)
     lse = binding.output("lse", (b, h, 1), "float32")
     shape = DecodeShape(b, h, 1, d, page_size, t["block_table"].shape[1], t["q"].dtype)
-    return binding.planned(row, shape, constants, (o, lse), scalars, lengths=binding.source("cache_seqlens"))
+    names = dispatch.MLA if kernel == "auto" and not constants else (row.name,)
+    return dispatch.planned_by_first(names, binding, shape, constants, (o, lse), scalars,
+                                     lengths=binding.source("cache_seqlens"))
 
 
 def decode_mla(q, kv_cache, block_table, cache_seqlens, *, softmax_scale: float, kernel: str = "auto",

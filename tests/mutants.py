@@ -62,6 +62,10 @@ REASONS = {
     "prefill/flash_hopper.cu flash_hopper: `named_sync(1 + CONSUMERS + group, WARPGROUP)`":
         "Each warp lays its O over the 16 rows of Q that only its own part of a product reads; PTX does not say so, "
         "and speaks of the warpgroup.",
+    "decode/mla_hopper.cu start: `wgmma_fence()`":
+        "No register changes there. ptxas wants it where a wait lies between products, and else puts one in and says so.",
+    "decode/mla_hopper.cu finish: `named_sync(SCORING, WARPGROUP)`":
+        "The CPU machine ends a product for the whole warpgroup where its first warp waits; PTX ends it for each warp.",
     **dict.fromkeys(
         ("decode/paged_stream.cu paged_stream: `device_fence()` (number 2)",
          "decode/mla.cu comes_last: `device_fence()` (number 2)"),
@@ -165,6 +169,8 @@ CONSTANTS = {"chunked_atomic": (_CHUNKED,),
              "flash_hopper": ({"block_m": 128, "block_n": 16}, {"block_m": 128, "block_n": 32, "stages": 25}),
              "mla": ({"rows": 16, "keys": 16, "stages": 3, "groups": 5},
                      {"rows": 32, "keys": 32, "stages": 2, "groups": 2}),
+             "mla_hopper": ({"rows": 16, "keys": 32, "stages": 4, "share": 32, "groups": 5},
+                            {"rows": 32, "keys": 64, "stages": 2, "share": 64, "groups": 2}),
              "paged": ({"splits": 3, "warps": 2, "stages": 3},),
              "paged_stream": ({"keys": 16, "warps": 2, "stages": 3, "groups": 5},
                               {"keys": 16, "warps": 2, "stages": 2, "groups": 2})}

@@ -76,16 +76,18 @@ def shapes(row, arch):
 
 def featured(row, arch):
     """Shapes with all of `AttentionShape.features` that the row offers, and on Hopper with those alone that
-    once spilled."""
-    asked = {"window": (512, -1), "softcap": True, "sinks": True, "packed": (5000, 5000), "dv": 64}
-    offered = {name: value for name, value in asked.items()
-               if {"packed": "varlen"}.get(name, name) in row.features}
+    once spilled, at D64 with three warpgroups that multiply."""
+    asked = {"window": (512, -1), "softcap": True, "sinks": True, "packed": (5000, 5000), "page_size": 16, "dv": 64}
+    feature = {"packed": "varlen", "page_size": "paged"}
+    offered = {name: value for name, value in asked.items() if feature.get(name, name) in row.features}
     for d in (64, 128, 256) if offered else ():
         yield AttentionShape(1, 8, 2, 4096, 4096, d, "bfloat16", True, **offered)
     if arch == "sm_90a":
         for name in ("softcap", "packed"):
             yield from (AttentionShape(1, 8, 2, 4096, 4096, d, "bfloat16", **{name: offered[name]})
                         for d in (96, 128) if name in offered)
+        pages = {name: offered[name] for name in ("packed", "page_size") if name in offered}
+        yield from (AttentionShape(4, 8, 2, 16384, 16384, d, "bfloat16", **pages) for d in (64, 128) if pages)
 
 
 def decode_featured(row):

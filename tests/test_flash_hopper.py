@@ -39,6 +39,18 @@ def test_equal_bits_where_rings_go_round(cpu, randn, d, turns, heads):
     check_schedules(cpu, p.run, {"o": o, "lse": lse})
 
 
+@pytest.mark.parametrize("more", [0, 1])
+def test_pairs_of_tiles_and_then_single_ones(machine, randn, more):
+    """Heads enough for pairs; the last ones are dealt out tile by tile, in rounds there and back."""
+    b = machine.device.sms + more
+    q, k, v = randn(b, 140, 3, 8), randn(b, 150, 1, 8), randn(b, 150, 1, 8)
+    heads = 3 * b
+    p, *_ = run(machine, "flash_hopper", q, k, v, causal=True, constants={"block_m": 128, "block_n": 32})
+    paired = dict(p.arguments[0])["paired"]
+    assert paired == 2 * (heads // 2) - 2 * machine.device.sms > machine.device.sms / 2
+    assert heads * 2 - 2 * paired > machine.device.sms
+
+
 def test_every_stage_is_given_back_as_often_as_it_is_filled(cpu, randn):
     """Nothing is copied twice, nothing for a tile that no row sees, and each product is issued once."""
     q, k, v = (cpu.upload(randn(1, n, 1, 64)) for n in (192, 640, 640))
@@ -58,7 +70,7 @@ def test_every_plan_fits(d, m, n, causal):
     tiles = -(-m // block_m) * 8
     pairs = causal and tiles > H200.sms  # a long tile and the short one that makes up for it
     assert launch.constants["PAIRS"] == pairs
-    assert launch.grid[0] == min(H200.sms, tiles // 2 if pairs else tiles)
+    assert launch.grid[0] == min(H200.sms, tiles)
     assert launch.block == 2 * block_m + 128
 
 

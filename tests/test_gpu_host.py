@@ -124,6 +124,17 @@ def test_arrays_without_elements(launches, kernel, b, m, n, h):
     assert len(binding.repeats) == 1
 
 
+@pytest.mark.parametrize(("card", "options", "kernel"), [
+    ("H200", {}, "mla_hopper"), ("H200", {"constants": {"rows": 16}}, "mla"), ("H200", {"kernel": "mla"}, "mla"),
+    ("A100-80", {}, "mla"),
+])
+def test_auto_of_latents_is_the_one_that_is_made_for_the_card(launches, card, options, kernel):
+    machines._open["gpu"].device = CARDS[card]
+    q, kv = Array((2, 1, 16, 576), "float16"), Array((4, 16, 1, 576), "float16")
+    table, lengths = Array((2, 2), "int32"), Array((2,), "int32")
+    assert cuattn.plan_decode_mla(q, kv, table, lengths, softmax_scale=0.1, **options).row.name == kernel
+
+
 def test_decode_of_no_sequence(launches):
     k, table, lengths = Array((80, 16, 2, 64), "float16"), Array((0, 40), "int32"), Array((0,), "int32")
     assert cuattn.decode(Array((0, 1, 8, 64), "float16"), k, k, table, lengths).shape == (0, 1, 8, 64)

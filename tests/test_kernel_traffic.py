@@ -60,6 +60,9 @@ PINNED = {
     # No conflicts: rows of 1152 bytes begin in one bank, and their chunks trade places.
     "mla": {"mla": (2342, 31140, 5144, 2, 26116, 0, 406, 0, 8640, 0, 7616)},
     "mla, 80 heads": {"mla": (11078, 23112, 20590, 4, 47803, 0, 1044, 0, 8064, 0, 17408)},
+    # Here neither: 64 rows are multiplied, of which 16 are heads.
+    "mla_hopper": {"mla_hopper": (153, 31716, 5136, 0, 512, 0, 400, 0, 8496, 33696, 4752),
+                   "mla_hopper_merge": (4736, 0, 2080, 0, 0, 0, 0, 0, 0, 0, 0)},
     "append": {"append": (480, 0, 384, 0, 0, 0, 0, 0, 0, 0, 0)},
     "append_rope": {"append_rope_q": (2496, 0, 1152, 0, 0, 0, 0, 0, 0, 0, 0)},
     "copy_pages": {"copy_pages": (2112, 0, 2048, 0, 0, 0, 0, 0, 0, 0, 0)},

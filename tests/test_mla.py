@@ -1,4 +1,7 @@
-"""decode_mla: pages, heads, shares of every number of groups, counts, equal bits, and what is refused."""
+"""decode_mla, by both of its kernels: pages, heads, shares of every number of groups, counts, equal bits.
+
+And what is refused.
+"""
 from __future__ import annotations
 
 import numpy as np
@@ -14,10 +17,14 @@ from cuattn.devices import for_arch, lookup
 from cuattn.kernels import ROWS
 from cuattn.kernels.base import DecodeShape, Unsupported
 from cuattn.kernels.mla import LATENT, MOST_PARTS, WIDTH
+from cuattn.kernels.mla_hopper import even_groups
 from cuattn.kernels.shares import stretches
 
 SCALE = 192**-0.5
-SMALL = {"rows": 16, "keys": 16, "stages": 2}  # short tiles, so that short sequences are cut often
+# Short tiles, so that short sequences are cut often.
+SMALL = {"mla": {"rows": 16, "keys": 16, "stages": 2},
+         "mla_hopper": {"rows": 16, "keys": 32, "stages": 4, "share": 32}}
+both = pytest.mark.parametrize("kernel", SMALL)
 
 
 def latents(rng, lengths, page=16, dtype="float16", order="random") -> Cache:
@@ -26,6 +33,11 @@ def latents(rng, lengths, page=16, dtype="float16", order="random") -> Cache:
 
 def arrays(machine, q, cache):
     return [machine.upload(x) for x in (q, cache.k, cache.table, cache.lengths)]
+
+
+def small(kernel: str, **constants) -> dict:
+    """Options of a call: a kernel with short tiles."""
+    return {"kernel": kernel, "constants": {**SMALL[kernel], **constants}}
 
 
 def run(machine, q, cache, scale=SCALE, **options):
@@ -60,9 +72,21 @@ def test_every_tile(machine, rng, randn, rows, keys, stages):
         assert "do not fit" in str(error) and keys == 64 and (rows, stages) != (16, 2)
 
 
+@pytest.mark.parametrize("page, h, dtype, chosen", [
+    (1, 80, "bfloat16", {"rows": 64, "keys": 64, "stages": 2, "share": 64}),
+    (3, 20, "float16", {"rows": 32, "keys": 32, "stages": 5, "share": 32}),
+])
+def test_every_tile_on_hopper(machine, rng, randn, page, h, dtype, chosen):
+    """Teams of two warps and of one, rings that go round and that do not, rows of Q that products find elsewhere."""
+    edges = sorted({max(0, at + off) for at in (0, page, 32, 64, 200) for off in (-1, 0, 1)})
+    run(machine, randn(len(edges), 1, h, WIDTH, dtype=dtype), latents(rng, edges, page, dtype),
+        kernel="mla_hopper", constants={**chosen, "groups": 5})
+
+
+@both
 @pytest.mark.parametrize("order", ["sorted", "reverse"])
-def test_page_order(machine, rng, randn, order):
-    run(machine, randn(2, 1, 16, WIDTH), latents(rng, [100, 257], order=order))
+def test_page_order(machine, rng, randn, order, kernel):
+    run(machine, randn(2, 1, 16, WIDTH), latents(rng, [100, 257], order=order), **small(kernel))
 
 
 @pytest.mark.parametrize("page, lengths", [(1, [1, 3]), (128, [32, 64, 48])])
@@ -72,7 +96,12 @@ def test_unused_slots_hold_nan(machine, rng, randn, page, lengths):
     run(machine, randn(len(lengths), 1, 16, WIDTH), cache)
 
 
-def test_strided_pool_and_queries(machine, rng, randn):
+def test_unused_slots_hold_nan_on_hopper(machine, rng, randn):
+    run(machine, randn(3, 1, 16, WIDTH), latents(rng, [1, 35, 66]), **small("mla_hopper"))
+
+
+@both
+def test_strided_pool_and_queries(machine, rng, randn, kernel):
     """A pool of a model's layers side by side, seen backwards, and queries with gaps between heads."""
     cache, q = latents(rng, [50, 33]), randn(2, 1, 16, WIDTH)
     pool = machine.empty((len(cache.k), 16, 3, WIDTH + 8), "float16")[::-1]
@@ -82,43 +111,47 @@ def test_strided_pool_and_queries(machine, rng, randn):
     kv[...], wide[...] = machine.upload(cache.k), machine.upload(q)
     for groups in (1, 4):
         p = cuattn.plan_decode_mla(wide, kv, machine.upload(cache.table), machine.upload(cache.lengths),
-                                   softmax_scale=SCALE, out=out, constants={**SMALL, "groups": groups})
+                                   softmax_scale=SCALE, out=out, **small(kernel, groups=groups))
         o, lse = run_counted(machine, p)
         cuattn.compare.check_decode_mla(q, cache.k, cache.table, cache.lengths, o, lse,
                                         softmax_scale=SCALE).raise_if_bad()
 
 
+@both
 @pytest.mark.parametrize("groups", [1, 4])
-def test_nothing_outside_the_output_is_written(machine, rng, randn, groups):
+def test_nothing_outside_the_output_is_written(machine, rng, randn, groups, kernel):
     cache, q = latents(rng, [100, 7]), randn(2, 1, 20, WIDTH)
     margin, size = 512, 2 * 20 * LATENT
     sea = machine.empty((size + 2 * margin,), "float16")
     out = sea[margin : margin + size].reshape(2, 1, 20, LATENT)
     cuattn.plan_decode_mla(*arrays(machine, q, cache), softmax_scale=SCALE, out=out,
-                           constants={**SMALL, "groups": groups}).run()
+                           **small(kernel, groups=groups)).run()
     machine.synchronize()
     sea = machine.download(sea)
     assert np.isnan(sea[:margin]).all() and np.isnan(sea[-margin:]).all()
     assert np.isfinite(sea[margin:-margin]).all()
 
 
-def test_empty(machine, rng):
-    _, o, lse = run(machine, np.ones((0, 1, 16, WIDTH), "float16"), latents(rng, []))
+@both
+def test_empty(machine, rng, kernel):
+    options = small(kernel)
+    _, o, lse = run(machine, np.ones((0, 1, 16, WIDTH), "float16"), latents(rng, []), **options)
     assert o.shape == (0, 1, 16, LATENT) and lse.shape == (0, 16, 1)
-    _, o, lse = run(machine, np.ones((2, 1, 16, WIDTH), "float16"), latents(rng, [0, 0]))
+    _, o, lse = run(machine, np.ones((2, 1, 16, WIDTH), "float16"), latents(rng, [0, 0]), **options)
     assert (o == 0).all() and np.isneginf(lse).all()
-    _, o, lse = run(machine, np.ones((2, 1, 0, WIDTH), "float16"), latents(rng, [3, 5]))
+    _, o, lse = run(machine, np.ones((2, 1, 0, WIDTH), "float16"), latents(rng, [3, 5]), **options)
     assert o.shape == (2, 1, 0, LATENT) and lse.shape == (2, 0, 1)
     cache = latents(rng, [0])
     cache.table = cache.table[:, :0]
-    _, o, lse = run(machine, np.ones((1, 1, 16, WIDTH), "float16"), cache)
+    _, o, lse = run(machine, np.ones((1, 1, 16, WIDTH), "float16"), cache, **options)
     assert (o == 0).all() and np.isneginf(lse).all()
 
 
 # --- numbers
 
 
-def test_uniform_probe(machine, rng):
+@both
+def test_uniform_probe(machine, rng, kernel):
     """The values are the first 512 elements of the rows whose keys weigh nothing."""
     lengths = [1, 300, 77, 0]
     probe = cuattn.compare.uniform_probe(4, 20, 1, 1, 300, LATENT, lengths=lengths)
@@ -126,95 +159,116 @@ def test_uniform_probe(machine, rng):
     for b, n in enumerate(lengths):
         for position in range(n):
             cache.k[cache.table[b, position // 16], position % 16, :, :LATENT] = probe.v[b, position]
-    _, o, lse = run(machine, np.zeros((4, 1, 20, WIDTH), "float16"), cache)
+    _, o, lse = run(machine, np.zeros((4, 1, 20, WIDTH), "float16"), cache, **small(kernel))
     cuattn.compare.check_probe(o, lse, probe).raise_if_bad()
 
 
-def test_rotated_elements_are_of_the_key_alone(machine, rng):
+@both
+def test_rotated_elements_are_of_the_key_alone(machine, rng, kernel):
     """One key stands out by its last 64 elements; o is its latent."""
     cache, q = latents(rng, [130, 90]), np.zeros((2, 1, 16, WIDTH), "float16")
     cache.k[..., LATENT:] *= 0
     page, slot = cache.table[0, 4], 3
     q[..., -1], cache.k[page, slot, 0, -1] = 40, 40
-    _, o, _ = run(machine, q, cache)
+    _, o, _ = run(machine, q, cache, **small(kernel))
     np.testing.assert_allclose(o[0, 0].astype(float), np.tile(cache.k[page, slot, 0, :LATENT], (16, 1)), atol=1e-2)
 
 
-def test_very_negative_logits(machine, rng):
+@both
+def test_very_negative_logits(machine, rng, kernel):
     cache = latents(rng, [64])
     used = cache.table[0, :4]
     cache.k[used] = 1
     cache.k[used, :, :, 520], cache.k[used[2], 5, 0, 520], cache.k[used[2], 5, :, :LATENT] = 240, 220, 3
     q = np.zeros((1, 1, 16, WIDTH), "float16")
     q[..., 520] = -220
-    _, o, _ = run(machine, q, cache, 1.0)
+    _, o, _ = run(machine, q, cache, 1.0, **small(kernel))
     assert (o == 3).all()
 
 
 # --- shares
 
 
-def test_every_number_of_groups(machine, rng, randn):
+@both
+def test_every_number_of_groups(machine, rng, randn, kernel):
     """Shares that begin and end anywhere, more groups than tiles, sequences cut twice, once and not at all."""
     cache, q = latents(rng, [133, 5, 0, 16, 100]), randn(5, 1, 16, WIDTH)
-    for groups in range(1, 21):
-        run(machine, q, cache, constants={**SMALL, "groups": groups})
+    for groups in range(1, 21, 1 if kernel == "mla" else 4):
+        run(machine, q, cache, **small(kernel, groups=groups))
 
 
-def test_more_sequences_than_a_warp_looks_at(machine, rng, randn):
+@both
+def test_more_sequences_than_a_warp_looks_at(machine, rng, randn, kernel):
     lengths = [int(n) for n in rng.integers(0, 40, 70)]
-    for groups in (1, 33):
-        run(machine, randn(70, 1, 2, WIDTH), latents(rng, lengths), constants={**SMALL, "groups": groups})
+    for groups in (1, 33)[kernel != "mla" :]:
+        run(machine, randn(70, 1, 2, WIDTH), latents(rng, lengths), **small(kernel, groups=groups))
 
 
 def test_a_sequence_is_not_cut_into_more_parts_than_merging_pays(machine, rng, randn):
     n, groups = 16 * (MOST_PARTS + 8), MOST_PARTS + 8
-    run(machine, randn(1, 1, 1, WIDTH), latents(rng, [n]), constants={**SMALL, "groups": groups})
+    run(machine, randn(1, 1, 1, WIDTH), latents(rng, [n]), **small("mla", groups=groups))
     assert len(stretches([n], 16, groups, MOST_PARTS)) == MOST_PARTS
 
 
-@pytest.mark.parametrize("chosen", [{**SMALL, "groups": 3}, {**SMALL, "groups": 7},
-                                    {"rows": 32, "keys": 32, "stages": 3, "groups": 2}], ids=str)
+def test_a_share_has_as_many_keys_as_make_a_part_worth_its_merging(machine, rng, randn):
+    p, *_ = run(machine, randn(1, 1, 16, WIDTH), latents(rng, [130]), **small("mla_hopper", share=64, groups=9))
+    assert (machine.download(p.tensors["cuts"].array) == [[0, 2]]).all()  # three parts of five tiles
+
+
+@pytest.mark.parametrize("chosen", [small("mla", groups=3), small("mla", groups=7),
+                                    {"kernel": "mla", "constants": {"rows": 32, "keys": 32, "stages": 3, "groups": 2}},
+                                    small("mla_hopper", groups=3), small("mla_hopper", groups=7)], ids=str)
 def test_equal_bits_under_every_schedule(cpu, rng, randn, chosen):
-    """Blocks side by side, in any order: the last one to come merges all parts in their order."""
+    """Blocks side by side, in any order: parts are merged in their order, by whoever does it."""
     cache = latents(rng, [70, 100, 0, 9])
-    p = cuattn.plan_decode_mla(*arrays(cpu, randn(4, 1, 20, WIDTH), cache), softmax_scale=SCALE, constants=chosen)
+    p = cuattn.plan_decode_mla(*arrays(cpu, randn(4, 1, 20, WIDTH), cache), softmax_scale=SCALE, **chosen)
     o, lse = p.outputs
     parts = {name: p.tensors[name].array for name in ("part", "part_lse")}  # or a run would find the last one's
     check_schedules(cpu, p.run, {"o": o, "lse": lse, **parts})
 
 
-def test_runs_follow_lengths_and_leave_the_tickets_at_zero(machine, rng, randn):
+@both
+def test_runs_follow_lengths_and_leave_the_tickets_at_zero(machine, rng, randn, kernel):
     """With lengths that cut other sequences in each run; equal lengths give equal bits."""
     cache, q = latents(rng, [150, 110, 90]), randn(3, 1, 16, WIDTH)
     *inputs, lengths = arrays(machine, q, cache)
-    p = cuattn.plan_decode_mla(*inputs, lengths, softmax_scale=SCALE, constants={**SMALL, "groups": 5})
+    p = cuattn.plan_decode_mla(*inputs, lengths, softmax_scale=SCALE, **small(kernel, groups=5))
     seen = {}
     for now in ([150, 110, 90], [1, 110, 0], [17, 16, 90], [150, 110, 90], [1, 110, 0]):
         lengths[...] = machine.upload(np.array(now, np.int32))
         o, lse = run_counted(machine, p)
         cuattn.compare.check_decode_mla(q, cache.k, cache.table, np.array(now), o, lse,
                                         softmax_scale=SCALE).raise_if_bad()
-        assert (machine.download(p.tensors["tickets"].array) == 0).all()
+        if kernel == "mla":
+            assert (machine.download(p.tensors["tickets"].array) == 0).all()
         assert (seen.setdefault(tuple(now), o) == o).all()
 
 
 # --- on a GPU
 
 
+def gpu(kernel: str):
+    machine = cuattn.open_machine("gpu")
+    if not ROWS[kernel].runs_on(machine.device.arch):
+        pytest.skip(f"{kernel} is not made for {machine.device.arch}")
+    return machine
+
+
+@both
 @pytest.mark.gpu
 @pytest.mark.parametrize("h, n", [(16, 5000), (128, 3000), (20, 70)])
-def test_both_machines_agree_with_the_reference_at_length(rng, randn, h, n):
+def test_both_machines_agree_with_the_reference_at_length(rng, randn, h, n, kernel):
     cache, q = latents(rng, [n, 1, n // 3], 64, "bfloat16"), randn(3, 1, h, WIDTH, dtype="bfloat16")
-    run(cuattn.open_machine("gpu"), q, cache)
+    run(gpu(kernel), q, cache, kernel=kernel)
 
 
+@both
 @pytest.mark.gpu
-def test_a_captured_graph_follows_lengths(rng, randn):
-    machine = cuattn.open_machine("gpu")
+def test_a_captured_graph_follows_lengths(rng, randn, kernel):
+    machine = gpu(kernel)
     cache, q = latents(rng, [1000, 60]), randn(2, 1, 16, WIDTH)
     *inputs, lengths = arrays(machine, q, cache)
-    p = cuattn.plan_decode_mla(*inputs, lengths, softmax_scale=SCALE)
+    p = cuattn.plan_decode_mla(*inputs, lengths, softmax_scale=SCALE, kernel=kernel)
     replay = machine.capture(p.run)
     for now in ([999, 1], [100, 0], [1000, 60]):
         lengths[...] = machine.upload(np.array(now, np.int32))
@@ -227,15 +281,16 @@ def test_a_captured_graph_follows_lengths(rng, randn):
                                         softmax_scale=SCALE).raise_if_bad()
 
 
+@both
 @pytest.mark.gpu
-def test_calls_that_repeat_start_from_cleared_tickets(rng, randn):
-    machine = cuattn.open_machine("gpu")
+def test_calls_that_repeat_start_from_cleared_tickets(rng, randn, kernel):
+    machine = gpu(kernel)
     cache, q = latents(rng, [3000, 0, 90]), randn(3, 1, 16, WIDTH)
     given = arrays(machine, q, cache)
     for _ in range(3):
         machine.poison(machine.empty(1 << 20, "int32"))  # what the pool hands out next is not zero
         o, lse = (machine.download(x) for x in
-                  cuattn.decode_mla(*given, softmax_scale=SCALE, return_lse=True))
+                  cuattn.decode_mla(*given, softmax_scale=SCALE, kernel=kernel, return_lse=True))
         cuattn.compare.check_decode_mla(q, cache.k, cache.table, cache.lengths, o, lse,
                                         softmax_scale=SCALE).raise_if_bad()
 
@@ -243,9 +298,9 @@ def test_calls_that_repeat_start_from_cleared_tickets(rng, randn):
 # --- the plan
 
 
-def plan(device=None, b=3, h=16, page_size=16, max_pages=64, **constants):
+def plan(device=None, b=3, h=16, page_size=16, max_pages=64, kernel="mla", **constants):
     shape = DecodeShape(b, h, 1, WIDTH, page_size, max_pages, "float16")
-    return ROWS["mla"].plan(shape, device or lookup("H200"), constants)
+    return ROWS[kernel].plan(shape, device or lookup("H200"), constants)
 
 
 @pytest.mark.parametrize("arch, h, expected", [
@@ -275,10 +330,41 @@ def test_what_cannot_be_planned_is_refused_in_a_sentence():
         plan(b=60000, page_size=1 << 16, max_pages=1 << 8)
 
 
-def test_a_row_is_counted_once_for_its_heads():
+@pytest.mark.parametrize("h, expected", [(1, (16, 32, 5)), (16, (16, 32, 5)), (20, (32, 32, 5)), (128, (64, 64, 2))])
+def test_tiles_on_hopper(h, expected):
+    made = plan(h=h, kernel="mla_hopper")
+    assert tuple(made.constants[name] for name in ("rows", "keys", "stages")) == expected
+
+
+@pytest.mark.parametrize("batch, most, groups", [
+    (128, 132, 128), (128, 66, 64), (1, 132, 132), (16, 132, 128), (77, 132, 132), (3, 44, 42), (5000, 132, 125),
+])
+def test_equal_sequences_are_not_cut_where_that_costs_little(batch, most, groups):
+    assert even_groups(batch, most) == groups
+
+
+def test_what_cannot_be_planned_on_hopper_is_refused_in_a_sentence():
+    with pytest.raises(Unsupported, match="mla_hopper: rows must be 16, 32, 64, got 48; change it"):
+        plan(rows=48, kernel="mla_hopper")
+    with pytest.raises(Unsupported, match="mla_hopper: keys must be 32, 64, got 16; change it"):
+        plan(keys=16, kernel="mla_hopper")
+    with pytest.raises(Unsupported, match="mla_hopper: left must be 4 to 9 panels, got 3; change it"):
+        plan(left=3, kernel="mla_hopper")
+    with pytest.raises(Unsupported, match="mla_hopper: expected at least 4 stages of 32 keys, got 2; choose more"):
+        plan(stages=2, kernel="mla_hopper")
+    with pytest.raises(Unsupported, match="mla_hopper: expected one KV head and head dim 576, got 2 and 128; choose"):
+        ROWS["mla_hopper"].plan(DecodeShape(1, 8, 2, 128, 16, 4, "float16"), lookup("H200"))
+    with pytest.raises(Unsupported, match="64 rows with 3 stages of 64 keys do not fit the .* H200; choose fewer"):
+        plan(h=128, stages=3, kernel="mla_hopper")
+    with pytest.raises(Unsupported, match=r"at most \d+ tiles of 32 keys, got \d+; split the call"):
+        plan(b=60000, page_size=1 << 16, max_pages=1 << 8, kernel="mla_hopper")
+
+
+@both
+def test_a_row_is_counted_once_for_its_heads(kernel):
     """At 16 heads 128 sequences of 4096 load their latents, and little more."""
-    made, lengths = plan(b=128, page_size=64), [4096] * 128
-    cost = ROWS["mla"].cost(DecodeShape(128, 16, 1, WIDTH, 64, 64, "bfloat16"), made, lengths)
+    made, lengths = plan(b=128, page_size=64, kernel=kernel), [4096] * 128
+    cost = ROWS[kernel].cost(DecodeShape(128, 16, 1, WIDTH, 64, 64, "bfloat16"), made, lengths)
     latent = 128 * 4096 * WIDTH * 2
     assert latent < cost.bytes_loaded < 1.04 * latent
     assert cost.flops == 2 * 16 * 128 * 4096 * (WIDTH + LATENT)

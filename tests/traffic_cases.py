@@ -30,12 +30,13 @@ def _decode(machine, lengths, kernel="paged", **constants) -> Planned:
                               constants={"warps": 4, "stages": 3, **constants})
 
 
-def _decode_mla(machine, lengths, heads, **constants) -> Planned:
+def _decode_mla(machine, lengths, heads, kernel="mla", **constants) -> Planned:
     pages = -(-max(lengths) // 16)
     q, kv = _arrays(machine, (len(lengths), 1, heads, 576), (len(lengths) * pages, 16, 1, 576))
     order = np.random.default_rng(8).permutation(len(lengths) * pages).astype(np.int32)
     table, lengths = machine.upload(order.reshape(-1, pages)), machine.upload(np.array(lengths, np.int32))
-    return cuattn.plan_decode_mla(q, kv, table, lengths, softmax_scale=192**-0.5, constants=constants)
+    return cuattn.plan_decode_mla(q, kv, table, lengths, softmax_scale=192**-0.5, kernel=kernel,
+                                  constants=constants)
 
 
 def _append(machine, rotary: int = 0) -> Planned:
@@ -90,6 +91,7 @@ CASES = {
     "paged_stream": lambda m: _decode(m, [1, 500, 1000, 777], "paged_stream", keys=16, groups=3),
     "mla": lambda m: _decode_mla(m, [1, 500, 300], 16, rows=16, keys=64, stages=2, groups=3),
     "mla, 80 heads": lambda m: _decode_mla(m, [1, 200], 80, rows=64, keys=32, stages=2, groups=2),
+    "mla_hopper": lambda m: _decode_mla(m, [1, 500, 300], 16, "mla_hopper", stages=4, share=32, groups=3),
     "append": _append,
     "append_rope": lambda m: _append(m, rotary=96),
     "copy_pages": _copy_pages,

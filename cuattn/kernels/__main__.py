@@ -10,7 +10,8 @@ from cuattn.paths import KERNELS
 BEGIN, END = "<!-- ladder: python -m cuattn.kernels -->\n", "<!-- end of ladder -->"
 # As a reader climbs; others follow by name.
 LADDER = ("standard", "chunked_unfused", "chunked_fused", "chunked_atomic", "flash",
-          "flash_hopper", "paged_launches", "paged_gather", "paged", "paged_stream", "mla")
+          "flash_hopper", "paged_launches", "paged_gather", "paged", "paged_stream", "mla",
+          "mla_hopper")
 STEPS = {"Prefill": ("prefill",), "Decode": ("decode", "mla"), "The cache": ("cache", "pages"),
          "The device itself": ("probe",)}
 

@@ -46,17 +46,33 @@ TILES = {
     192: ((128, 96, 1.0),),
     256: ((128, 80, 1.0),),
 }
-CAPPED = {**TILES, 128: ((128, 112, 1.0),)}  # fewer scores, so that capping them has registers
+# For what takes registers too: a cap on scores; a window beside packed sequences, of three warpgroups.
+CAPPED = {**TILES, 64: TILES[64][1:], 128: ((128, 112, 1.0),), 256: ((128, 64, 1.0),)}
+FEW_ROWS = {**TILES, 64: TILES[64][1:]}
+
+
+ROUNDS_OF_SINGLES = 2  # so many turns of each block, in pairs, are dealt out tile by tile
+
+
+def _paired(shape: AttentionShape, blocks: int, block_m: int) -> int:
+    """How many turns are two tiles of queries that make up for each other.
+
+    Those of whole heads, but for the last ones: dealt out tile by tile these let the blocks end together. None of
+    packed sequences, which have different lengths.
+    """
+    if shape.packed is not None:
+        return 0
+    m_tiles, heads = ceil_div(shape.m, block_m), shape.b * shape.h
+    return max(m_tiles * (heads // 2) - ROUNDS_OF_SINGLES * blocks, 0) // m_tiles * m_tiles
 
 
 def _deal(shape: AttentionShape, device, block_m: int) -> tuple[int, bool]:
-    """How many turns the blocks take, and whether each is two tiles of queries.
-
-    Two that make up for each other, under a causal mask; but none has to where every tile gets a block.
+    """How many turns the blocks take, and whether tiles of different lengths are to make up for each other:
+    under a causal mask, but none has to where every tile gets a block.
     """
-    m_tiles, heads = ceil_div(shape.m, block_m), shape.b * shape.h
-    pairs = shape.causal and shape.packed is None and m_tiles * heads > device.sms
-    return m_tiles * (ceil_div(heads, 2) if pairs else heads), pairs
+    tiles = ceil_div(shape.m, block_m) * shape.b * shape.h
+    pairs = shape.causal and tiles > device.sms
+    return tiles - (_paired(shape, device.sms, block_m) if pairs else 0), pairs
 
 
 def _time(shape: AttentionShape, device, block_m: int, block_n: int, rate: float) -> float:
@@ -70,15 +86,20 @@ def _time(shape: AttentionShape, device, block_m: int, block_n: int, rate: float
         begin, end = shape.keys(m0, last - 1)
         steps.append(ceil_div(end, block_n) - begin // block_n)
     turns, pairs = _deal(shape, device, block_m)
-    alone = shape.causal and not pairs
-    each = sum(steps) * shape.b * shape.h / max(turns, 1)
-    share = max(steps) if alone else ceil_div(turns, device.sms) * each
+    heads = shape.b * shape.h
+    if pairs:
+        share = max(max(steps), heads * sum(steps) / device.sms)
+    elif shape.causal:
+        share = max(steps)
+    else:
+        share = ceil_div(turns, device.sms) * heads * sum(steps) / max(turns, 1)
     return share * block_m / rate
 
 
 def _tiles(shape: AttentionShape, device) -> tuple[int, int]:
     """The block_m and block_n with which a shape takes the least time."""
-    tiles = (CAPPED if shape.softcap else TILES)[round_up(shape.d, PANEL)]
+    tight = {"window", "varlen"} <= shape.features
+    tiles = (CAPPED if shape.softcap else FEW_ROWS if tight else TILES)[round_up(shape.d, PANEL)]
     return min(tiles, key=lambda tile: _time(shape, device, *tile))[:2] if len(tiles) > 1 else tiles[0][:2]
 
 
@@ -158,11 +179,13 @@ def _neighbours(shape: AttentionShape, plan: Plan, offsets) -> int:
 
 
 def arguments(shape: AttentionShape, plan: Plan, t) -> list:
-    maps = plan.launches[0].maps
+    launch = plan.launches[0]
+    maps, pairs = launch.maps, launch.constants["PAIRS"]
+    paired = _paired(shape, launch.grid[0], plan.constants["block_m"]) if pairs else 0
     return [[
         *maps.items(), ("g_o", t["o"]), ("lse", t["lse"]), ("B", np.int32(shape.b)), ("H", np.int32(shape.h)),
         ("M", np.int32(shape.m)), ("N", np.int32(shape.n)), ("GROUP", np.int32(shape.group)),
-        *score_arguments(shape, t),
+        ("paired", np.int32(paired)), *score_arguments(shape, t),
     ]]
 
 

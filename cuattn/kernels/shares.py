@@ -35,12 +35,15 @@ def stretches(lengths, keys: int, groups: int, most_parts: int) -> list[list[tup
     return shares
 
 
-def lengths_read(shares, batch: int, groups: int, threads: int) -> int:
-    """Bytes of lengths that blocks read, one of each of `groups` groups."""
+def lengths_read(shares, batch: int, groups: int, threads: int, walks: int = 2) -> int:
+    """Bytes of lengths that blocks read, one of each of `groups` groups.
+
+    `walks`: how often each thread goes from a share's first sequence to its last.
+    """
     warps = threads // WARP
     read = groups * warps * batch  # summed by each warp
     for share in shares:
         first, last = share[0][0], share[-1][0]
         read += warps * min(batch, (first // WARP + 1) * WARP)  # up to the first sequence, 32 at a time
-        read += 2 * (last - first) * threads  # of each further one, for copies and products
+        read += walks * (last - first) * threads  # of each further one; two are for copies and products
     return 4 * read

@@ -34,8 +34,7 @@
 constexpr int PANEL_COLS = 64;  // of 16 bits: the 128 bytes of a swizzle
 constexpr int D_PAD = round_up(HEAD_DIM, PANEL_COLS), DV_PAD = round_up(VALUE_DIM, PANEL_COLS);
 constexpr int CONSUMERS = BLOCK_M / WGMMA_ROWS, THREADS = (CONSUMERS + 1) * WARPGROUP;
-constexpr int PRODUCER_REGISTERS = CONSUMERS == 3 ? 32 : PAGE_SIZE > 0 ? 40 : 24,
-              CONSUMER_REGISTERS = CONSUMERS == 3 ? 160 : PAGE_SIZE > 0 ? 232 : 240;
+constexpr int PRODUCER_REGISTERS = CONSUMERS == 2 ? 40 : 32, CONSUMER_REGISTERS = CONSUMERS == 2 ? 232 : 160;
 constexpr int BOXES = BLOCK_N / BOX;  // copies that bring a panel of keys
 static_assert(BLOCK_N % BOX == 0 && BOXES <= WARP && (BOXES == 1 || BOX % 8 == 0), "a lane has a box");
 static_assert(CONSUMERS == 2 || CONSUMERS == 3, "as many registers as the block has are to be shared out");
@@ -62,7 +61,7 @@ struct Use {
 };
 
 struct Sizes {
-  int B, H, M, N, GROUP, left, right;
+  int B, H, M, N, GROUP, paired, left, right;
   float squash;
   const int *g_begin_q, *g_begin_k;
   View<const int, 2> g_table;
@@ -105,9 +104,11 @@ struct Work {
 };
 
 /// Which tiles of queries a block takes: the blocks take turns, head after head, so that keys and values are
-/// still in the L2 cache. With PAIRS, for causal masks, a turn is a long tile of one head and, second, the
-/// short one of the next that makes up for it. With VARLEN each sequence has as many tiles as the longest,
-/// and those past its end are passed over; one thread goes through it `alone`, or a warp.
+/// still in the L2 cache. With PAIRS, for causal masks, the first `paired` turns are a long tile of one head
+/// and, second, the short one of the next that makes up for it. No round of them ends even; so the rest are
+/// single tiles of the heads left, the longest first, dealt out there and back. With VARLEN each sequence has as
+/// many tiles as the longest, and those past its end are passed over; one thread goes through it `alone`, or a
+/// warp.
 struct Schedule {
   const Sizes& size;
   const bool alone;
@@ -117,13 +118,12 @@ struct Schedule {
 
   METHOD Schedule(const Sizes& size, bool alone) : size(size), alone(alone) { pass_over(); }
 
-  METHOD int m_tiles() const { return ceil_div(size.M, BLOCK_M); }
-  METHOD int heads() const { return size.B * size.H; }
-  METHOD bool over() const { return turn >= m_tiles() * (PAIRS ? ceil_div(heads(), 2) : heads()); }
+  METHOD bool over() const { return turn >= m_tiles() * heads() - (PAIRS ? size.paired : 0); }
   METHOD Work work() const {
-    const int head = turn / m_tiles(), at = turn % m_tiles();
-    if (!PAIRS) return work_of(head, at);
-    return second ? work_of(2 * head + 1, at) : work_of(2 * head, m_tiles() - 1 - at);
+    const Tile tile = this->tile();
+    const int b = tile.head / size.H;
+    const Sequence dense{b, b, 0, 0, size.M, size.N};
+    return Work(VARLEN ? packed : dense, tile.head % size.H, tile.m, size);
   }
   METHOD void next() {
     advance();
@@ -137,23 +137,38 @@ struct Schedule {
   }
 
  private:
-  METHOD Work work_of(int head, int m_tile) const {
-    const int b = head / size.H;
-    const Sequence dense{b, b, 0, 0, size.M, size.N};
-    return Work(VARLEN ? packed : dense, head % size.H, m_tile, size);
+  struct Tile {
+    int head, m;
+  };
+  METHOD int m_tiles() const { return ceil_div(size.M, BLOCK_M); }
+  METHOD int heads() const { return size.B * size.H; }
+  METHOD Tile tile() const {
+    const int head = turn / m_tiles(), m = turn % m_tiles(), last = m_tiles() - 1;
+    if (!PAIRS) return {head, m};
+    if (turn < size.paired) return second ? Tile{2 * head + 1, m} : Tile{2 * head, last - m};
+    const int first = 2 * (size.paired / m_tiles()), left = heads() - first, single = turn - size.paired;
+    return {first + single % left, last - single / left};
   }
   METHOD void advance() {
     ++taken;
-    second = PAIRS && !second && 2 * (turn / m_tiles()) + 1 < heads();
-    if (!second) turn += gridDim.x;
+    second = PAIRS && !second && turn < size.paired;
+    if (!second) next_round();
+  }
+  METHOD void next_round() {
+    const int blocks = gridDim.x, block = blockIdx.x;
+    turn += blocks;
+    if (!PAIRS) return;
+    const int round = turn / blocks, singles = round - size.paired / blocks;
+    turn = round * blocks + (singles > 0 && singles % 2 == 1 ? blocks - 1 - block : block);
   }
   METHOD void pass_over() {
     if constexpr (VARLEN)
-      for (; !over(); turn += gridDim.x) {
-        const int i = turn / m_tiles() / size.H;
+      for (; !over(); next_round()) {
+        const Tile tile = this->tile();
+        const int i = tile.head / size.H;
         packed = alone ? packed_sequence_alone(size.g_begin_q, size.g_begin_k, i)
                        : packed_sequence(size.g_begin_q, size.g_begin_k, i);
-        if (turn % m_tiles() * BLOCK_M < packed.M) return;
+        if (tile.m * BLOCK_M < packed.M) return;
       }
   }
 };
@@ -392,10 +407,10 @@ KERNEL(THREADS, 1)
 flash_hopper(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
              const __grid_constant__ TensorMap v, const __grid_constant__ TensorMap o,
              const View<Element, 4> g_o, const View<float, 3> g_lse, int B, int H, int M, int N, int GROUP,
-             float sigma, int left, int right, float squash, const float* g_sinks, const int* g_begin_q,
+             int paired, float sigma, int left, int right, float squash, const float* g_sinks, const int* g_begin_q,
              const int* g_begin_k, const View<const int, 2> g_table) {
   Smem& s = dynamic_smem<Smem>();
-  const Sizes size{B, H, M, N, GROUP, left, right, squash, g_begin_q, g_begin_k, g_table};
+  const Sizes size{B, H, M, N, GROUP, paired, left, right, squash, g_begin_q, g_begin_k, g_table};
   if (threadIdx.x == 0) {
 #pragma unroll
     for (int g = 0; g < CONSUMERS; ++g)

@@ -1,0 +1,153 @@
+"""mla_hopper: latent attention with copies, scores and sums beside each other on sm_90a (decode/mla_hopper.cu)."""
+from __future__ import annotations
+
+import numpy as np
+
+from cuattn.kernels import shares
+from cuattn.kernels.base import (
+    ELEMENT_BYTES,
+    Cost,
+    DecodeShape,
+    Launch,
+    Plan,
+    Row,
+    Unsupported,
+    ceil_div,
+    check_grid,
+    resolve,
+    round_up,
+)
+from cuattn.kernels.mla import LATENT, WIDTH
+
+FILE = "decode/mla_hopper.cu"
+WARPGROUP, PRODUCT_ROWS, PANEL = 128, 64, 64  # threads; rows of a product; columns of a swizzled panel
+THREADS, MERGERS = 4 * WARPGROUP, LATENT // 4  # of the two launches
+MOST_PARTS = 256  # of a sequence, in the mean; the kernel's own
+HEADS, TILE_KEYS = (16, 32, 64), (32, 64)
+# (keys, stages) by heads of a block. Few heads wait for memory: short tiles, as many as fit. Of many the
+# products are what binds: long tiles, for which Q is read half as often.
+TILES = {16: (32, 5), 32: (32, 5), 64: (64, 2)}
+LEFT = {32: 9, 64: 4}  # panels that S waits for: all of a short tile, whose rows are then read whole
+HELD = 192  # columns of Q in registers, where all rows of a product are heads
+MERGING_BLOCKS = 8  # for each multiprocessor
+
+
+def smem_bytes(rows: int, keys: int, stages: int) -> int:
+    """sizeof(Smem): Q with what products read behind it, the ring, factors of rows and mbarriers."""
+    q = 2 * (rows * (WIDTH - PANEL) + PRODUCT_ROWS * PANEL)
+    return round_up(q, 1024) + round_up(stages * (2 * WIDTH * keys + 2 * 4 * PRODUCT_ROWS + 4 * 8), 1024)
+
+
+def even_groups(batch: int, most: int) -> int:
+    """As many groups as have whole sequences, or whole numbers of them one, where all are equally long.
+
+    If that costs at most a sixteenth of the groups, which merging would cost too; else as many as there are.
+    """
+    return next((n for n in range(most, most * 15 // 16, -1) if batch % n == 0 or n % batch == 0), most)
+
+
+def _shape_of_block(shape: DecodeShape, device, chosen) -> tuple[int, int, int]:
+    """(rows, keys, stages): as many heads as there are up to 64."""
+    for name, known in (("rows", HEADS), ("keys", TILE_KEYS)):
+        if chosen[name] not in (None, *known):
+            raise Unsupported(f"mla_hopper: {name} must be {', '.join(map(str, known))}, got {chosen[name]}; "
+                              "change it")
+    rows = chosen["rows"] or next((rows for rows in HEADS if rows >= shape.h), HEADS[-1])
+    keys, stages = TILES[rows]
+    keys, stages = chosen["keys"] or keys, chosen["stages"] or stages
+    if stages < (least := WARPGROUP // keys):  # each team of warps that copies a tile wants one
+        raise Unsupported(f"mla_hopper: expected at least {least} stages of {keys} keys, got {stages}; choose more")
+    if not LEFT[64] <= (chosen["left"] or LEFT[keys]) <= WIDTH // PANEL:
+        raise Unsupported(f"mla_hopper: left must be {LEFT[64]} to {WIDTH // PANEL} panels, got {chosen['left']}; "
+                          "change it")
+    if smem_bytes(rows, keys, stages) > device.smem_per_block:
+        raise Unsupported(f"mla_hopper: {rows} rows with {stages} stages of {keys} keys do not fit the "
+                          f"{device.smem_per_block} bytes of shared memory of {device.name}; choose fewer")
+    return rows, keys, stages
+
+
+def plan(shape: DecodeShape, device, overrides=None) -> Plan:
+    """As many blocks as are resident, and a launch that merges; the lengths are the kernel's own business."""
+    chosen = resolve(ROW.constants, overrides)
+    if (shape.hkv, shape.d) != (1, WIDTH):
+        raise Unsupported(f"mla_hopper: expected one KV head and head dim {WIDTH}, got {shape.hkv} and "
+                          f"{shape.d}; choose a decode kernel")
+    rows, keys, stages = _shape_of_block(shape, device, chosen)
+    units = ceil_div(shape.h, rows)
+    most = max(device.sms // max(units, 1), 1)
+    groups = chosen["groups"] or even_groups(max(shape.b, 1), most)
+    tiles = shape.b * max(ceil_div(shape.max_pages * shape.page_size, keys), 1)
+    shares.check_list("mla_hopper", tiles, groups, f"tiles of {keys} keys", "split the call")
+    check_grid("mla_hopper", "groups", groups)
+    check_grid("mla_hopper", "sequences", shape.b)
+    compiled = {"ROWS": rows, "KEYS": keys, "STAGES": stages, "SHARE": ceil_div(chosen["share"], keys),
+                "LEFT": chosen["left"] or LEFT[keys],
+                "HELD": HELD if chosen["held"] and rows == PRODUCT_ROWS else 0,
+                "PAGE_SIZE": shape.page_size, "Element": shape.dtype,
+                "SMEM_BYTES": smem_bytes(rows, keys, stages)}
+    places = 2 * units * groups  # for a block the rest of a sequence, and the start of another
+    scratch = {"part": ((places, rows, LATENT), "float32"), "part_lse": ((places, rows), "float32"),
+               "cuts": ((shape.b, 2), "int32")}
+    merging = min(shape.h, ceil_div(MERGING_BLOCKS * device.sms, max(shape.b, 1)))
+    launches = (
+        Launch(FILE, "mla_hopper", (units, groups if shape.b else 0, 1), THREADS, compiled["SMEM_BYTES"], compiled),
+        Launch(FILE, "mla_hopper_merge", (merging, shape.b, 1), MERGERS, 0, compiled),
+    )
+    tunables = {**chosen, "rows": rows, "keys": keys, "stages": stages, "groups": groups,
+                "left": compiled["LEFT"]}
+    return Plan(launches, tunables, scratch)
+
+
+def _lengths_read(taken, batch: int, groups: int, keys: int) -> int:
+    """Bytes: what `shares.lengths_read` says of scores and sums; a team of warps goes to its last tile."""
+    read, team = shares.lengths_read(taken, batch, groups, THREADS, 0), keys
+    teams = WARPGROUP // team
+    for share in taken:
+        first, last = share[0][0], share[-1][0]
+        sequences = [b for b, _, count, _ in share for _ in range(count)]
+        ends = [sequences[at::teams][-1] for at in range(min(teams, len(sequences)))]
+        read += 4 * (team * sum(end - first for end in ends) + (THREADS - WARPGROUP) * (last - first))
+    return read
+
+
+def cost(shape: DecodeShape, plan: Plan, lengths) -> Cost:
+    """Rows and page numbers once a unit; for each stretch Q and what it leaves; every part read once more."""
+    (units, groups, _), merging = plan.launches[0].grid, plan.launches[1].grid[0]
+    if not units or not groups:
+        return Cost(0, 0, 0, plan.launch_count, plan.scratch_bytes)
+    size, tokens, keys = ELEMENT_BYTES[shape.dtype], sum(lengths), plan.constants["keys"]
+    tiles = sum(max(ceil_div(length, keys), 1) for length in lengths)
+    most = min(groups, ceil_div(tiles, plan.launches[0].constants["SHARE"]))
+    taken = shares.stretches(lengths, keys, most, MOST_PARTS)
+    loaded = units * (tokens * (WIDTH * size + 4) + _lengths_read(taken, shape.b, groups, keys))
+    loaded += shape.b * merging * MERGERS * 8  # which groups have a sequence
+    stored = shape.b * 8
+    for _, done, _, whole in (stretch for share in taken for stretch in share):
+        loaded += shape.h * WIDTH * size
+        stored += shape.h * (LATENT * (size if whole else 4) + 4)
+        if not whole:
+            loaded += shape.h * (LATENT * 4 + MERGERS * 4)
+            stored += shape.h * (LATENT * size + 4) if done == 0 else 0  # once a sequence
+    flops = 2 * shape.h * tokens * (WIDTH + LATENT)
+    return Cost(flops, loaded, stored, plan.launch_count, plan.scratch_bytes)
+
+
+def arguments(shape: DecodeShape, plan: Plan, t) -> list:
+    inputs = [(name, t[name]) for name in ("q", "kv_cache", "block_table", "cache_seqlens")]
+    left = [(name, t[name]) for name in ("o", "lse", "part", "part_lse", "cuts")]
+    heads = ("HEADS", np.int32(shape.h))
+    return [[*inputs, *left, ("sigma", np.float32(t["softmax_scale"])), ("BATCH", np.int32(shape.b)), heads],
+            [*left, heads]]
+
+
+ROW = Row(
+    name="mla_hopper", family="mla", file=FILE, archs=("sm_90a",), dtypes=("float16", "bfloat16"),
+    head_dims=range(WIDTH, WIDTH + 1), features=frozenset({"gqa", "lse", "paged"}),
+    constants={"rows": None, "keys": None, "stages": None, "groups": None, "share": 128, "held": True,
+               "left": None},
+    choices={"rows": HEADS, "keys": TILE_KEYS, "stages": (2, 3, 4, 5), "share": (64, 128, 256), "held": (False, True),
+             "left": (4, 9)},
+    teaches="Warpgroups with roles: one copies rows that lie anywhere, one scores, two sum; and parts are "
+            "merged by all multiprocessors, not by whoever is last.",
+    plan=plan, cost=cost, arguments=arguments,
+)
