@@ -6,17 +6,9 @@ from cuattn.kernels.base import Unsupported
 from cuattn.kvcache import OutOfPages, PagedKVCache
 from cuattn.machine import Counters, DeviceError, MachineUnavailable, open_machine
 from cuattn.ops_attention import attention, attention_varlen, plan_attention, plan_attention_varlen
+from cuattn.ops_cache import append_kv, copy_pages, plan_append, plan_copy_pages
+from cuattn.ops_decode import decode, decode_mla, plan_decode, plan_decode_mla
 from cuattn.ops_merge import merge_states
-from cuattn.ops_paged import (
-    append_kv,
-    copy_pages,
-    decode,
-    decode_mla,
-    plan_append,
-    plan_copy_pages,
-    plan_decode,
-    plan_decode_mla,
-)
 from cuattn.page_tables import from_flashinfer, to_flashinfer
 from cuattn.probing import plan_probe
 

@@ -153,7 +153,7 @@ class PagedKVCache:
         OutOfPages
             Nothing has changed.
         """
-        from cuattn.ops_paged import append_kv  # here: it needs a machine, and the bookkeeping does not
+        from cuattn.ops_cache import append_kv  # here: it needs a machine, and the bookkeeping does not
 
         names = list(sequences)
         if len(set(names)) < len(names):

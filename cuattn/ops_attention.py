@@ -5,7 +5,8 @@ import numpy as np
 
 from cuattn import contract, dispatch
 from cuattn.binding import Binding, Planned
-from cuattn.kernels.base import AttentionShape, Row
+from cuattn.kernels.base import Row
+from cuattn.kernels.shapes import AttentionShape
 from cuattn.machine import Tensor
 
 

@@ -5,7 +5,7 @@ import numpy as np
 
 from cuattn import kernels
 from cuattn.binding import Planned, resolve
-from cuattn.kernels.base import ProbeShape
+from cuattn.kernels.shapes import ProbeShape
 from cuattn.machine import Machine
 
 

@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from cuattn.compile import CompileError, cache_folder, source_hash
-from cuattn.kernels.base import AttentionShape, DecodeShape, Row, Unsupported, resolve
+from cuattn.kernels.base import Row, Unsupported, resolve
+from cuattn.kernels.shapes import AttentionShape, DecodeShape
 from cuattn.sources import stamp
 
 SCHEMA = 1

@@ -9,17 +9,13 @@ from typing import Any
 from cuattn.kernels import ROWS
 from cuattn.kernels.base import (
     ELEMENT_BYTES,
-    AppendShape,
-    AttentionShape,
     Cost,
-    DecodeShape,
-    PagesShape,
     Plan,
-    ProbeShape,
     Unsupported,
     ceil_div,
 )
 from cuattn.kernels.mla import LATENT
+from cuattn.kernels.shapes import AppendShape, AttentionShape, DecodeShape, PagesShape, ProbeShape
 from experiments.catalog import Entry
 from experiments.sweep import kv_bytes, work
 

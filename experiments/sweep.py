@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cuattn.kernels.base import ELEMENT_BYTES, AttentionShape
+from cuattn.kernels.base import ELEMENT_BYTES
 from cuattn.kernels.mla import LATENT, WIDTH
+from cuattn.kernels.shapes import AttentionShape
 from experiments import memory
 from experiments.catalog import Entry
 from experiments.lengths import batches, read_lengths

@@ -35,7 +35,7 @@ from cuattn import sources
 from cuattn.cpu import ScheduleError, check_schedules
 from cuattn.devices import CPU
 from cuattn.kernels import ROWS
-from cuattn.kernels.base import AppendShape, AttentionShape, DecodeShape, PagesShape, ProbeShape
+from cuattn.kernels.shapes import AppendShape, AttentionShape, DecodeShape, PagesShape, ProbeShape
 from cuattn.machine import DeviceError, RaceError
 from cuattn.paths import KERNELS
 from cuattn.verdict import Verdict

@@ -10,7 +10,8 @@ from cuattn.binding import repeatable
 from cuattn.cpu import check_schedules
 from cuattn.devices import for_arch
 from cuattn.kernels import ROWS
-from cuattn.kernels.base import AppendShape, Unsupported
+from cuattn.kernels.base import Unsupported
+from cuattn.kernels.shapes import AppendShape
 
 INTERLEAVED = pytest.mark.parametrize("interleaved", [False, True], ids=["halves", "interleaved"])
 

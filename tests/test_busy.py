@@ -13,7 +13,7 @@ from cuattn import busy, sources
 from cuattn import compile as compiler
 from cuattn.devices import for_arch
 from cuattn.kernels import ROWS
-from cuattn.kernels.base import AttentionShape
+from cuattn.kernels.shapes import AttentionShape
 from cuattn.paths import KERNELS
 
 

@@ -8,7 +8,8 @@ from test_prefill import run
 import cuattn
 from cuattn.devices import for_arch
 from cuattn.kernels import ROWS
-from cuattn.kernels.base import AttentionShape, Unsupported
+from cuattn.kernels.base import Unsupported
+from cuattn.kernels.shapes import AttentionShape
 from cuattn.reference import visible_keys
 
 KERNEL = "chunked_atomic"

@@ -13,7 +13,8 @@ import cuattn
 from cuattn.cpu import check_schedules
 from cuattn.devices import for_arch
 from cuattn.kernels import ROWS
-from cuattn.kernels.base import AttentionShape, Cost, Unsupported, ceil_div
+from cuattn.kernels.base import Cost, Unsupported, ceil_div
+from cuattn.kernels.shapes import AttentionShape
 from cuattn.reference import visible_keys
 
 KERNEL = "chunked_fused"

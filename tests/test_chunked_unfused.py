@@ -10,8 +10,9 @@ from test_prefill import run
 import cuattn
 from cuattn.devices import for_arch
 from cuattn.kernels import ROWS
-from cuattn.kernels.base import AttentionShape, Unsupported, ceil_div
+from cuattn.kernels.base import Unsupported, ceil_div
 from cuattn.kernels.chunked_unfused import MOST_CHUNK, query_chunks
+from cuattn.kernels.shapes import AttentionShape
 from cuattn.reference import visible_keys
 
 KERNEL = "chunked_unfused"

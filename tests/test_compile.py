@@ -21,7 +21,7 @@ from cuattn import compile as compiler
 from cuattn import compilers, sources
 from cuattn.devices import for_arch
 from cuattn.kernels import ROWS
-from cuattn.kernels.base import AppendShape, AttentionShape, DecodeShape, PagesShape, ProbeShape
+from cuattn.kernels.shapes import AppendShape, AttentionShape, DecodeShape, PagesShape, ProbeShape
 from cuattn.paths import KERNELS
 
 ARCHS = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_120"]

@@ -13,7 +13,8 @@ from cuattn.binding import repeatable
 from cuattn.cpu import check_schedules
 from cuattn.devices import for_arch
 from cuattn.kernels import ROWS
-from cuattn.kernels.base import PagesShape, Unsupported
+from cuattn.kernels.base import Unsupported
+from cuattn.kernels.shapes import PagesShape
 
 CARD = for_arch("sm_90a")
 WIDTHS = {"float8_e4m3fn": ml_dtypes.float8_e4m3fn, "bfloat16": ml_dtypes.bfloat16}

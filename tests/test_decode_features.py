@@ -13,7 +13,7 @@ import cuattn
 from cuattn import dispatch
 from cuattn.cpu import check_schedules
 from cuattn.kernels import ROWS
-from cuattn.kernels.base import DecodeShape
+from cuattn.kernels.shapes import DecodeShape
 
 # --- several queries a sequence
 

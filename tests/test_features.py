@@ -13,7 +13,7 @@ import cuattn
 from cuattn import reference
 from cuattn.cpu import check_schedules
 from cuattn.kernels import ROWS
-from cuattn.kernels.base import AttentionShape
+from cuattn.kernels.shapes import AttentionShape
 
 # --- windows
 

@@ -8,7 +8,8 @@ from test_prefill import run
 
 from cuattn.devices import CARDS, for_arch, require_supported
 from cuattn.kernels import ROWS
-from cuattn.kernels.base import AttentionShape, Unsupported
+from cuattn.kernels.base import Unsupported
+from cuattn.kernels.shapes import AttentionShape
 from cuattn.machine import MachineUnavailable
 
 CONSTANTS = ("block_m", "block_n", "warps")

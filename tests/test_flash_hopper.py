@@ -11,7 +11,8 @@ import cuattn
 from cuattn.cpu import check_schedules
 from cuattn.devices import for_arch
 from cuattn.kernels import ROWS
-from cuattn.kernels.base import AttentionShape, Unsupported
+from cuattn.kernels.base import Unsupported
+from cuattn.kernels.shapes import AttentionShape
 
 H200 = for_arch("sm_90a")
 

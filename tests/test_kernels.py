@@ -11,8 +11,9 @@ import cuattn
 from cuattn import compile as compiler
 from cuattn.devices import for_arch
 from cuattn.kernels import ROWS, base, find, load
-from cuattn.kernels.base import AppendShape, AttentionShape, DecodeShape, ProbeShape, Unsupported
+from cuattn.kernels.base import Unsupported
 from cuattn.kernels.paged import combine_launch
+from cuattn.kernels.shapes import AppendShape, AttentionShape, DecodeShape, ProbeShape
 
 PREFILL = AttentionShape(1, 2, 1, 100, 100, 64, "float16")
 DECODE = DecodeShape(1, 2, 1, 64, 16, 4, "float16")

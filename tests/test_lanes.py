@@ -10,7 +10,8 @@ from test_prefill import run
 import cuattn
 from cuattn.devices import CARDS
 from cuattn.kernels import ROWS
-from cuattn.kernels.base import AttentionShape, Unsupported
+from cuattn.kernels.base import Unsupported
+from cuattn.kernels.shapes import AttentionShape
 
 CARD = CARDS["H200"]
 SMALL = {"chunk": 64, "tile_m": 32, "tile_n": 32}

@@ -5,7 +5,8 @@ import pytest
 
 from cuattn import compile as compiler
 from cuattn import devices, kernels
-from cuattn.kernels.base import AttentionShape, DecodeShape, Launch
+from cuattn.kernels.base import Launch
+from cuattn.kernels.shapes import AttentionShape, DecodeShape
 from cuattn.layout import LayoutUnknown, members_of, shared_layout
 
 DENSE = AttentionShape(1, 4, 2, 128, 256, 64, "float16")

@@ -15,9 +15,10 @@ from cuattn.binding import repeatable
 from cuattn.cpu import check_schedules
 from cuattn.devices import for_arch, lookup
 from cuattn.kernels import ROWS
-from cuattn.kernels.base import DecodeShape, Unsupported
+from cuattn.kernels.base import Unsupported
 from cuattn.kernels.mla import LATENT, MOST_PARTS, WIDTH
 from cuattn.kernels.mla_hopper import even_groups
+from cuattn.kernels.shapes import DecodeShape
 from cuattn.kernels.shares import stretches
 
 SCALE = 192**-0.5

@@ -9,7 +9,8 @@ import cuattn
 from cuattn.binding import repeatable
 from cuattn.devices import for_arch
 from cuattn.kernels import ROWS
-from cuattn.kernels.base import DecodeShape, Unsupported
+from cuattn.kernels.base import Unsupported
+from cuattn.kernels.shapes import DecodeShape
 
 KERNEL = "paged_gather"
 CARD = for_arch("sm_90a")

@@ -11,7 +11,8 @@ from cuattn.binding import repeatable
 from cuattn.cpu import check_schedules
 from cuattn.devices import for_arch
 from cuattn.kernels import ROWS
-from cuattn.kernels.base import MOST_LAUNCHES, DecodeShape, Unsupported
+from cuattn.kernels.base import MOST_LAUNCHES, Unsupported
+from cuattn.kernels.shapes import DecodeShape
 from cuattn.machine import Tensor
 
 KERNEL = "paged_launches"

@@ -9,8 +9,9 @@ import cuattn
 from cuattn.cpu import check_schedules
 from cuattn.devices import lookup
 from cuattn.kernels import ROWS
-from cuattn.kernels.base import DecodeShape, Unsupported
+from cuattn.kernels.base import Unsupported
 from cuattn.kernels.paged_stream import MOST_PARTS, stretches
+from cuattn.kernels.shapes import DecodeShape
 
 SMALL = {"keys": 16, "warps": 1, "stages": 2}  # rounds of 16 keys, so that short sequences are cut often
 

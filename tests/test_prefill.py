@@ -13,7 +13,8 @@ from counted import run_counted
 import cuattn
 from cuattn.cpu import check_schedules
 from cuattn.kernels import ROWS
-from cuattn.kernels.base import AttentionShape, Unsupported
+from cuattn.kernels.base import Unsupported
+from cuattn.kernels.shapes import AttentionShape
 
 KERNELS = [name for name, row in ROWS.items() if row.family == "prefill"]
 MARGIN = 512  # NaN elements around every buffer

@@ -8,7 +8,8 @@ import pytest
 
 from cuattn.devices import CPU
 from cuattn.kernels import ROWS
-from cuattn.kernels.base import ProbeShape, Unsupported
+from cuattn.kernels.base import Unsupported
+from cuattn.kernels.shapes import ProbeShape
 from experiments import subjects
 from experiments.catalog import catalog
 

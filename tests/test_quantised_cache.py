@@ -12,7 +12,8 @@ from cuattn import reference
 from cuattn.cpu import check_schedules
 from cuattn.devices import lookup
 from cuattn.kernels import ROWS
-from cuattn.kernels.base import DecodeShape, Unsupported
+from cuattn.kernels.base import Unsupported
+from cuattn.kernels.shapes import DecodeShape
 
 TYPES = pytest.mark.parametrize("kv_dtype", ["float8_e4m3", "int8"])
 EACH = pytest.mark.parametrize("kv_dtype, kind", [("int8", "one"), ("float8_e4m3", "heads"), ("float8_e4m3", "pages")])

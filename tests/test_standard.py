@@ -7,7 +7,7 @@ from test_prefill import run
 import cuattn
 from cuattn.devices import for_arch
 from cuattn.kernels import ROWS
-from cuattn.kernels.base import AttentionShape
+from cuattn.kernels.shapes import AttentionShape
 
 
 @pytest.mark.parametrize("constants", [

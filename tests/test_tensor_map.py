@@ -13,7 +13,8 @@ from simt_launch import KERNELS
 from cuattn import gpu_driver, tensor_map
 from cuattn.binding import Binding, array_of, repeatable
 from cuattn.kernels import ROWS
-from cuattn.kernels.base import AttentionShape, Launch, Plan, TileMap
+from cuattn.kernels.base import Launch, Plan, TileMap
+from cuattn.kernels.shapes import AttentionShape
 from cuattn.machine import DeviceError, Tensor
 
 

@@ -14,7 +14,8 @@ from cuattn import binding, tuned
 from cuattn.compile import source_hash
 from cuattn.devices import CARDS, CPU
 from cuattn.kernels import ROWS
-from cuattn.kernels.base import AttentionShape, DecodeShape, Unsupported
+from cuattn.kernels.base import Unsupported
+from cuattn.kernels.shapes import AttentionShape, DecodeShape
 from experiments import doctor
 
 H200, FLASH = CARDS["H200"], ROWS["flash"]

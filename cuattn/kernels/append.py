@@ -2,7 +2,16 @@
 from __future__ import annotations
 
 from cuattn.kernels import quantised
-from cuattn.kernels.base import ELEMENT_BYTES, AppendShape, Cost, Launch, Plan, Row, check_grid, resolve
+from cuattn.kernels.base import (
+    ELEMENT_BYTES,
+    Cost,
+    Launch,
+    Plan,
+    Row,
+    check_grid,
+    resolve,
+)
+from cuattn.kernels.shapes import AppendShape
 
 THREADS = 128
 

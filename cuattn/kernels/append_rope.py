@@ -2,7 +2,17 @@
 from __future__ import annotations
 
 from cuattn.kernels import append, quantised
-from cuattn.kernels.base import ELEMENT_BYTES, WARP, AppendShape, Cost, Launch, Plan, Row, check_grid, resolve
+from cuattn.kernels.base import (
+    ELEMENT_BYTES,
+    WARP,
+    Cost,
+    Launch,
+    Plan,
+    Row,
+    check_grid,
+    resolve,
+)
+from cuattn.kernels.shapes import AppendShape
 
 FILE = "cache/append_rope.cu"
 MOST_WARPS = 16

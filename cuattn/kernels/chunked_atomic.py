@@ -5,7 +5,6 @@ from cuattn.kernels.base import (
     ELEMENT_BYTES,
     GRID_LIMIT,
     MMA_ROWS,
-    AttentionShape,
     Chunked,
     Cost,
     Launch,
@@ -25,6 +24,7 @@ from cuattn.kernels.chunked_unfused import (
     score_tile_bytes,
     walked_keys,
 )
+from cuattn.kernels.shapes import AttentionShape
 
 FILE = "prefill/chunked_atomic.cu"
 

@@ -8,7 +8,6 @@ from cuattn.kernels.base import (
     ELEMENT_BYTES,
     GRID_LIMIT,
     MMA_ROWS,
-    AttentionShape,
     Chunked,
     Cost,
     Launch,
@@ -42,6 +41,7 @@ from cuattn.kernels.chunked_unfused import (
     sum_dtype,
     walked_keys,
 )
+from cuattn.kernels.shapes import AttentionShape
 
 FILE = "prefill/chunked_fused.cu"
 CHOICES = {"scores": ("shared", "global"), "parallel": ("grid", "serial")}

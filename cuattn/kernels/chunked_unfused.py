@@ -11,7 +11,6 @@ import numpy as np
 from cuattn.kernels.base import (
     ELEMENT_BYTES,
     MMA_ROWS,
-    AttentionShape,
     Chunked,
     Cost,
     Launch,
@@ -26,6 +25,7 @@ from cuattn.kernels.base import (
     round_up,
     tile_row,
 )
+from cuattn.kernels.shapes import AttentionShape
 
 FILE = "prefill/chunked_unfused.cu"
 ROW_WARPS = 4  # rows a block takes in the passes that give each a warp

@@ -7,13 +7,13 @@ from cuattn.kernels.base import (
     ELEMENT_BYTES,
     Cost,
     Launch,
-    PagesShape,
     Plan,
     Row,
     ceil_div,
     check_grid,
     resolve,
 )
+from cuattn.kernels.shapes import PagesShape
 
 THREADS, MOST_STEPS, WORD = 256, 4, 16
 

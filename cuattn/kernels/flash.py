@@ -8,7 +8,6 @@ from cuattn.kernels.base import (
     ELEMENT_BYTES,
     MAX_THREADS,
     MMA_ROWS,
-    AttentionShape,
     Cost,
     Launch,
     Plan,
@@ -19,6 +18,7 @@ from cuattn.kernels.base import (
     round_up,
     tile_row,
 )
+from cuattn.kernels.shapes import AttentionShape
 
 FEATURES = (*scores.FEATURES, "varlen")
 NO_TABLE = np.void(bytes(16))  # a table that the kernel does not read: its address and its stride

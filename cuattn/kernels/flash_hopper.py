@@ -9,7 +9,6 @@ import numpy as np
 
 from cuattn.kernels.base import (
     ELEMENT_BYTES,
-    AttentionShape,
     Cost,
     Launch,
     Plan,
@@ -21,6 +20,7 @@ from cuattn.kernels.base import (
     round_up,
 )
 from cuattn.kernels.flash import FEATURES, feature_constants, score_arguments, tiles_cost
+from cuattn.kernels.shapes import AttentionShape
 
 FILE = "prefill/flash_hopper.cu"
 PANEL = 64  # columns of a panel: 128 bytes, the widest swizzle

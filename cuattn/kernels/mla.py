@@ -9,7 +9,6 @@ from cuattn.kernels.base import (
     MMA_ROWS,
     WARP,
     Cost,
-    DecodeShape,
     Launch,
     Plan,
     Row,
@@ -19,6 +18,7 @@ from cuattn.kernels.base import (
     resolve,
     round_up,
 )
+from cuattn.kernels.shapes import DecodeShape
 
 LATENT, ROPE = 512, 64
 WIDTH = LATENT + ROPE  # elements of a row of the cache and of q

@@ -7,7 +7,6 @@ from cuattn.kernels import shares
 from cuattn.kernels.base import (
     ELEMENT_BYTES,
     Cost,
-    DecodeShape,
     Launch,
     Plan,
     Row,
@@ -18,6 +17,7 @@ from cuattn.kernels.base import (
     round_up,
 )
 from cuattn.kernels.mla import LATENT, WIDTH
+from cuattn.kernels.shapes import DecodeShape
 
 FILE = "decode/mla_hopper.cu"
 WARPGROUP, PRODUCT_ROWS, PANEL = 128, 64, 64  # threads; rows of a product; columns of a swizzled panel

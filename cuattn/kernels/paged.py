@@ -13,7 +13,6 @@ from cuattn.kernels.base import (
     MAX_THREADS,
     MMA_ROWS,
     Cost,
-    DecodeShape,
     Launch,
     Plan,
     Row,
@@ -24,6 +23,7 @@ from cuattn.kernels.base import (
     round_up,
     tile_row,
 )
+from cuattn.kernels.shapes import DecodeShape
 
 KEYS = 16  # keys of a warp's tile
 MAX_SPLITS = 128

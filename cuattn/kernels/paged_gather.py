@@ -4,7 +4,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cuattn.kernels import paged
-from cuattn.kernels.base import ELEMENT_BYTES, Cost, DecodeShape, Launch, Plan, Row, ceil_div, check_grid
+from cuattn.kernels.base import (
+    ELEMENT_BYTES,
+    Cost,
+    Launch,
+    Plan,
+    Row,
+    ceil_div,
+    check_grid,
+)
+from cuattn.kernels.shapes import DecodeShape
 
 FILE = "decode/paged_gather.cu"
 THREADS, TOKENS = 256, 16  # of a block that copies

@@ -9,7 +9,6 @@ from cuattn.kernels import paged
 from cuattn.kernels.base import (
     ELEMENT_BYTES,
     Cost,
-    DecodeShape,
     Launch,
     Plan,
     Row,
@@ -18,6 +17,7 @@ from cuattn.kernels.base import (
     check_launches,
     resolve,
 )
+from cuattn.kernels.shapes import DecodeShape
 
 FILE = "decode/paged_launches.cu"
 THREADS = 256  # of a block that computes lengths of pages

@@ -11,7 +11,6 @@ from cuattn.kernels.base import (
     MMA_ROWS,
     WARP,
     Cost,
-    DecodeShape,
     Launch,
     Plan,
     Row,
@@ -22,6 +21,7 @@ from cuattn.kernels.base import (
     round_up,
 )
 from cuattn.kernels.paged import feature_constants, score_arguments, sink_bytes
+from cuattn.kernels.shapes import DecodeShape
 
 MOST_PARTS = 64  # of a sequence, in the mean; the kernel's own
 

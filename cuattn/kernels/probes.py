@@ -11,12 +11,12 @@ from cuattn.kernels.base import (
     Cost,
     Launch,
     Plan,
-    ProbeShape,
     Row,
     Unsupported,
     ceil_div,
     resolve,
 )
+from cuattn.kernels.shapes import ProbeShape
 
 FILE = "probe/probes.cu"
 DTYPES = ("float16", "bfloat16")

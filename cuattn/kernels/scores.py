@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cuattn.kernels.base import AttentionShape
+from cuattn.kernels.shapes import AttentionShape
 
 FEATURES = ("window", "softcap", "sinks")
 NOTHING = np.uint64(0)  # the address of an array that the kernel does not read

@@ -6,7 +6,6 @@ import numpy as np
 from cuattn.kernels.base import (
     ELEMENT_BYTES,
     GRID_LIMIT,
-    AttentionShape,
     Cost,
     Launch,
     Plan,
@@ -18,6 +17,7 @@ from cuattn.kernels.base import (
     round_up,
     tile_row,
 )
+from cuattn.kernels.shapes import AttentionShape
 
 KEY_STEP, WARPS = 64, 8
 SOFTMAX_SMEM = 8 * WARPS

@@ -13,13 +13,12 @@ from typing import Any
 from cuattn.devices import CARDS, OLDEST, Device
 from cuattn.kernels.base import (
     ELEMENT_BYTES,
-    AttentionShape,
-    DecodeShape,
     Plan,
     Row,
     Unsupported,
     ceil_div,
 )
+from cuattn.kernels.shapes import AttentionShape, DecodeShape
 from experiments.capacity.budget import Question, batch_kv_bytes, kv_bytes, weights_bytes
 from experiments.costs import LSE_BYTES
 from experiments.quantities import gb

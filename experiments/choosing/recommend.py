@@ -14,7 +14,8 @@ from typing import Any
 
 import pandas as pd
 
-from cuattn.kernels.base import AttentionShape, DecodeShape, Plan, Row, Unsupported, ceil_div
+from cuattn.kernels.base import Plan, Row, Unsupported, ceil_div
+from cuattn.kernels.shapes import AttentionShape, DecodeShape
 from experiments.capacity.batches import Need, need
 from experiments.capacity.budget import Question, weights_bytes
 from experiments.catalog import Entry

@@ -22,7 +22,7 @@ from typing import Any
 
 import pandas as pd
 
-from cuattn.kernels.base import AttentionShape
+from cuattn.kernels.shapes import AttentionShape
 from experiments import store
 from experiments.catalog import Entry, current_hashes
 
