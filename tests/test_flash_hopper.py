@@ -40,16 +40,15 @@ def test_equal_bits_where_rings_go_round(cpu, randn, d, turns, heads):
     check_schedules(cpu, p.run, {"o": o, "lse": lse})
 
 
-@pytest.mark.parametrize("more", [0, 1])
-def test_pairs_of_tiles_and_then_single_ones(machine, randn, more):
-    """Heads enough for pairs; the last ones are dealt out tile by tile, in rounds there and back."""
-    b = machine.device.sms + more
-    q, k, v = randn(b, 140, 3, 8), randn(b, 150, 1, 8), randn(b, 150, 1, 8)
-    heads = 3 * b
+@pytest.mark.parametrize(("rounds", "more", "singles"), [(3, 0, False), (2.5, 0, True), (2.5, 1, True)])
+def test_pairs_of_tiles_and_then_single_ones(machine, randn, rounds, more, singles):
+    """Where rounds of pairs end uneven the last heads are dealt out tile by tile, there and back."""
+    sms = machine.device.sms
+    b = round(rounds * sms) + more
+    q, k, v = randn(b, 140, 1, 8), randn(b, 150, 1, 8), randn(b, 150, 1, 8)
     p, *_ = run(machine, "flash_hopper", q, k, v, causal=True, constants={"block_m": 128, "block_n": 32})
-    paired = dict(p.arguments[0])["paired"]
-    assert paired == 2 * (heads // 2) - 2 * machine.device.sms > machine.device.sms / 2
-    assert heads * 2 - 2 * paired > machine.device.sms
+    paired, whole = dict(p.arguments[0])["paired"], 2 * (b // 2)
+    assert paired == (max(whole - 2 * sms, 0) if singles else whole)
 
 
 def test_every_stage_is_given_back_as_often_as_it_is_filled(cpu, randn):

@@ -49,21 +49,24 @@ TILES = {
 # For what takes registers too: a cap on scores; a window beside packed sequences, of three warpgroups.
 CAPPED = {**TILES, 64: TILES[64][1:], 128: ((128, 112, 1.0),), 256: ((128, 64, 1.0),)}
 FEW_ROWS = {**TILES, 64: TILES[64][1:]}
+PAGED_KEYS = {256: 64}  # of a tile of pages, so that it is few copies
 
-
-ROUNDS_OF_SINGLES = 2  # so many turns of each block, in pairs, are dealt out tile by tile
+ROUNDS_OF_SINGLES = 2  # so many turns of each block, in pairs, are dealt out tile by tile, where any are
 
 
 def _paired(shape: AttentionShape, blocks: int, block_m: int) -> int:
-    """How many turns are two tiles of queries that make up for each other.
+    """How many turns are two tiles of queries that make up for each other: those of whole pairs of heads.
 
-    Those of whole heads, but for the last ones: dealt out tile by tile these let the blocks end together. None of
+    But for the last ones, where that pays: dealt out tile by tile these let the blocks end together. None of
     packed sequences, which have different lengths.
     """
-    if shape.packed is not None:
+    if shape.packed is not None or not shape.m:
         return 0
     m_tiles, heads = ceil_div(shape.m, block_m), shape.b * shape.h
-    return max(m_tiles * (heads // 2) - ROUNDS_OF_SINGLES * blocks, 0) // m_tiles * m_tiles
+    turns = m_tiles * (heads // 2)
+    gain = 0.99 * ceil_div(turns, blocks) * blocks / max(turns, 1) - 1  # they end together but for 1 %
+    price = 0.01 * shape.d / 128 + 0.18 / m_tiles  # as found on an H200: heads come from memory once more
+    return max(turns - ROUNDS_OF_SINGLES * blocks, 0) // m_tiles * m_tiles if gain > price else turns
 
 
 def _deal(shape: AttentionShape, device, block_m: int) -> tuple[int, bool]:
@@ -87,9 +90,10 @@ def _time(shape: AttentionShape, device, block_m: int, block_n: int, rate: float
         steps.append(ceil_div(end, block_n) - begin // block_n)
     turns, pairs = _deal(shape, device, block_m)
     heads = shape.b * shape.h
-    if pairs:
+    tiles = heads * ceil_div(shape.m, block_m)
+    if pairs and tiles < 2 * turns:  # blocks that end together
         share = max(max(steps), heads * sum(steps) / device.sms)
-    elif shape.causal:
+    elif shape.causal and not pairs:
         share = max(steps)
     else:
         share = ceil_div(turns, device.sms) * heads * sum(steps) / max(turns, 1)
@@ -98,9 +102,10 @@ def _time(shape: AttentionShape, device, block_m: int, block_n: int, rate: float
 
 def _tiles(shape: AttentionShape, device) -> tuple[int, int]:
     """The block_m and block_n with which a shape takes the least time."""
-    tight = {"window", "varlen"} <= shape.features
-    tiles = (CAPPED if shape.softcap else FEW_ROWS if tight else TILES)[round_up(shape.d, PANEL)]
-    return min(tiles, key=lambda tile: _time(shape, device, *tile))[:2] if len(tiles) > 1 else tiles[0][:2]
+    tight, width = {"window", "varlen"} <= shape.features, round_up(shape.d, PANEL)
+    tiles = (CAPPED if shape.softcap else FEW_ROWS if tight else TILES)[width]
+    best = min(tiles, key=lambda tile: _time(shape, device, *tile)) if len(tiles) > 1 else tiles[0]
+    return best[0], PAGED_KEYS.get(width, best[1]) if shape.page_size else best[1]
 
 
 def _box(shape: AttentionShape, block_n: int) -> int:
