@@ -46,7 +46,8 @@ TILES = {
     192: ((128, 96, 1.0),),
     256: ((128, 80, 1.0),),
 }
-# For what takes registers too: a cap on scores; a window beside packed sequences, of three warpgroups.
+# For what takes registers too: a cap on scores; of three warpgroups also packed sequences with a window, and pages
+# under a mask.
 CAPPED = {**TILES, 64: TILES[64][1:], 128: ((128, 112, 1.0),), 256: ((128, 64, 1.0),)}
 FEW_ROWS = {**TILES, 64: TILES[64][1:]}
 PAGED_KEYS = {256: 64}  # of a tile of pages, so that it is few copies
@@ -55,10 +56,10 @@ ROUNDS_OF_SINGLES = 2  # so many turns of each block, in pairs, are dealt out ti
 
 
 def _paired(shape: AttentionShape, blocks: int, block_m: int) -> int:
-    """How many turns are two tiles of queries that make up for each other: those of whole pairs of heads.
+    """Of how many heads tiles are taken two by two, which make up for each other: of all pairs.
 
-    But for the last ones, where that pays: dealt out tile by tile these let the blocks end together. None of
-    packed sequences, which have different lengths.
+    But for the last ones, where that pays: dealt out tile by tile these let the blocks end together. Of packed
+    sequences, which have different lengths, none.
     """
     if shape.packed is not None or not shape.m:
         return 0
@@ -66,7 +67,7 @@ def _paired(shape: AttentionShape, blocks: int, block_m: int) -> int:
     turns = m_tiles * (heads // 2)
     gain = 0.99 * ceil_div(turns, blocks) * blocks / max(turns, 1) - 1  # they end together but for 1 %
     price = 0.01 * shape.d / 128 + 0.18 / m_tiles  # as found on an H200: heads come from memory once more
-    return max(turns - ROUNDS_OF_SINGLES * blocks, 0) // m_tiles * m_tiles if gain > price else turns
+    return 2 * (max(turns - ROUNDS_OF_SINGLES * blocks * (gain > price), 0) // m_tiles)
 
 
 def _deal(shape: AttentionShape, device, block_m: int) -> tuple[int, bool]:
@@ -75,7 +76,8 @@ def _deal(shape: AttentionShape, device, block_m: int) -> tuple[int, bool]:
     """
     tiles = ceil_div(shape.m, block_m) * shape.b * shape.h
     pairs = shape.causal and tiles > device.sms
-    return tiles - (_paired(shape, device.sms, block_m) if pairs else 0), pairs
+    paired = _paired(shape, device.sms, block_m) if pairs else 0
+    return tiles - paired // 2 * ceil_div(shape.m, block_m), pairs
 
 
 def _time(shape: AttentionShape, device, block_m: int, block_n: int, rate: float) -> float:
@@ -102,7 +104,8 @@ def _time(shape: AttentionShape, device, block_m: int, block_n: int, rate: float
 
 def _tiles(shape: AttentionShape, device) -> tuple[int, int]:
     """The block_m and block_n with which a shape takes the least time."""
-    tight, width = {"window", "varlen"} <= shape.features, round_up(shape.d, PANEL)
+    width, windowed = round_up(shape.d, PANEL), "window" in shape.features
+    tight = shape.packed is not None and (windowed or (shape.causal and shape.page_size is not None))
     tiles = (CAPPED if shape.softcap else FEW_ROWS if tight else TILES)[width]
     best = min(tiles, key=lambda tile: _time(shape, device, *tile)) if len(tiles) > 1 else tiles[0]
     return best[0], PAGED_KEYS.get(width, best[1]) if shape.page_size else best[1]

@@ -104,21 +104,21 @@ struct Work {
 };
 
 /// Which tiles of queries a block takes: the blocks take turns, head after head, so that keys and values are
-/// still in the L2 cache. With PAIRS, for causal masks, the first `paired` turns are a long tile of one head
-/// and, second, the short one of the next that makes up for it. No round of them ends even; so the rest are
-/// single tiles of the heads left, the longest first, dealt out there and back. With VARLEN each sequence has as
-/// many tiles as the longest, and those past its end are passed over; one thread goes through it `alone`, or a
-/// warp.
+/// still in the L2 cache. With PAIRS, for causal masks, a turn of the first `paired` heads is a long tile of one
+/// and, second, the short one of the next that makes up for it. Rounds of them seldom end even; so turns of the
+/// heads left are single tiles, the longest first, dealt out there and back. With VARLEN each sequence has as
+/// many tiles as the longest, and those past its end are passed over; none are paired. One thread goes through it
+/// `alone`, or a warp.
 struct Schedule {
   const Sizes& size;
   const bool alone;
   int turn = blockIdx.x, taken = 0;
-  bool second = false;
+  bool second = false, back = false;
   Sequence packed;
 
   METHOD Schedule(const Sizes& size, bool alone) : size(size), alone(alone) { pass_over(); }
 
-  METHOD bool over() const { return turn >= m_tiles() * heads() - (PAIRS ? size.paired : 0); }
+  METHOD bool over() const { return turn >= m_tiles() * heads() - turns_of_pairs(); }
   METHOD Work work() const {
     const Tile tile = this->tile();
     const int b = tile.head / size.H;
@@ -142,24 +142,27 @@ struct Schedule {
   };
   METHOD int m_tiles() const { return ceil_div(size.M, BLOCK_M); }
   METHOD int heads() const { return size.B * size.H; }
+  METHOD int turns_of_pairs() const { return PAIRS && !VARLEN ? size.paired / 2 * m_tiles() : 0; }
   METHOD Tile tile() const {
-    const int head = turn / m_tiles(), m = turn % m_tiles(), last = m_tiles() - 1;
-    if (!PAIRS) return {head, m};
-    if (turn < size.paired) return second ? Tile{2 * head + 1, m} : Tile{2 * head, last - m};
-    const int first = 2 * (size.paired / m_tiles()), left = heads() - first, single = turn - size.paired;
+    const int single = turn - turns_of_pairs(), last = m_tiles() - 1;
+    if (!PAIRS || single < 0) {
+      const int head = turn / m_tiles(), m = turn % m_tiles();
+      if (!PAIRS) return {head, m};
+      return second ? Tile{2 * head + 1, m} : Tile{2 * head, last - m};
+    }
+    const int first = VARLEN ? 0 : size.paired, left = heads() - first;
     return {first + single % left, last - single / left};
   }
   METHOD void advance() {
     ++taken;
-    second = PAIRS && !second && turn < size.paired;
+    second = PAIRS && !second && turn < turns_of_pairs();
     if (!second) next_round();
   }
+  METHOD int place() const { return back ? gridDim.x - 1 - blockIdx.x : blockIdx.x; }
   METHOD void next_round() {
-    const int blocks = gridDim.x, block = blockIdx.x;
-    turn += blocks;
-    if (!PAIRS) return;
-    const int round = turn / blocks, singles = round - size.paired / blocks;
-    turn = round * blocks + (singles > 0 && singles % 2 == 1 ? blocks - 1 - block : block);
+    const int begin = turn - place() + gridDim.x;
+    back = PAIRS && begin > turns_of_pairs() && !back;
+    turn = begin + place();
   }
   METHOD void pass_over() {
     if constexpr (VARLEN)
