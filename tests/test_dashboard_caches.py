@@ -137,3 +137,5 @@ def test_the_page_has_both_or_says_why_not(tmp_path, monkeypatch, suites):
     for suite, title in (("kv-dtype", CACHES), ("mla", LATENTS)):
         assert any(name.startswith(title) for name in titles) == (suite in suites)
         assert (f"the suite `{suite}` makes them" in infos) == (suite not in suites)
+    said = any("No floor is drawn" in caption.value for caption in app.caption)
+    assert said == ("kv-dtype" in suites)  # of latents alone no floor could have been drawn there

@@ -65,29 +65,19 @@ def measured(frame, loaded: data.Loaded) -> None:
             key="decode_rate",
             bind="query-params",
         )
-    rate = RATES.get(words, "measured_time_us")
+    rate, even = RATES.get(words, "measured_time_us"), frame[~frame["ragged"]]
     st.header("Batch and context")
     views.show(
         charts_floor.over_floor(frame),
-        frame[~frame["ragged"]],
+        even,
         "batch-and-context",
         "No two loads with pages of 16 and a plain cache have been timed in these runs, or no read floor of "
         "this device.",
     )
-    st.header("Page size")
-    even, ragged = frame[~frame["ragged"]], frame[frame["ragged"]]
-    views.show(
-        charts_decode.over_pages(even, rate),
-        even,
-        "page-size",
-        "No batch of equal lengths has been timed in these runs.",
-    )
-    single = len(even) - len(charts_decode.varied(even))
-    if single:
-        st.caption(f"Loads with a single page size are only in the table ({views.some(single, 'row')}).")
-    if frame["floor_us"].isna().all():
+    page_sizes(even, rate)
+    if len(frame) and frame["floor_us"].isna().all():
         st.caption("No floor is drawn: the suite `ceilings` has not measured this device's read rate.")
-    real_lengths(ragged, rate)
+    real_lengths(frame[frame["ragged"]], rate)
     views.unfinished(loaded)
     st.header("Page order")
     views.show(
@@ -117,6 +107,20 @@ def smaller_caches(paged, latent, top: Ceilings) -> None:
         "mla",
         "No decode over latents has been timed in these runs; the suite `mla` makes them.",
     )
+
+
+def page_sizes(even, rate: str) -> None:
+    """Batches of equal lengths: what page size costs."""
+    st.header("Page size")
+    views.show(
+        charts_decode.over_pages(even, rate),
+        even,
+        "page-size",
+        "No batch of equal lengths has been timed in these runs.",
+    )
+    single = len(even) - len(charts_decode.varied(even))
+    if single:
+        st.caption(f"Loads with a single page size are only in the table ({views.some(single, 'row')}).")
 
 
 def real_lengths(ragged, rate: str) -> None:
