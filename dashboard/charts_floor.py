@@ -17,7 +17,8 @@ def over_floor(frame: pd.DataFrame):
     """Time over the read floor, over that floor, which stands for the bytes of a load.
 
     A line is what a kernel, with its own constants, reaches in the median of loads about as large. Graph
-    replays alone where there are any, which is how a server decodes.
+    replays alone where there are any, which is how a server decodes. Quantised caches are left out: their
+    loads have fewer bytes, and a line through both would be neither's.
 
     Parameters
     ----------
@@ -27,7 +28,7 @@ def over_floor(frame: pd.DataFrame):
     # The floor of a load is one for all: a library says nothing of its bytes.
     good = good.assign(floor_us=good.groupby(["what", "load"])["floor_us"].transform("min"))
     good = good[(good["page_size"] == PAGE) & good["constants"].isin(["", "{}"]) & (good["floor_us"] > 0)
-                & (good["measured_time_us"] > 0) & ~good["ragged"]]
+                & (good["measured_time_us"] > 0) & ~good["ragged"] & (good["kv_dtype"] == "")]
     if (good["mode"] == "graph").any():
         good = good[good["mode"] == "graph"]
     if good["load"].nunique() < 2:

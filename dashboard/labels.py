@@ -8,11 +8,12 @@ import numpy as np
 import pandas as pd
 
 OTHER = "other"
+PAGED = ("decode", "mla", "cache")  # families whose loads are batches of contexts in pages
 
 
 def add(out: pd.DataFrame) -> pd.DataFrame:
     """Adds what a row is called where it is drawn: `what`, `load`, `shape`, `panel`, `variant`, `series`."""
-    decode = out["family"].isin(["decode", "cache"])
+    decode = out["family"].isin(PAGED)
     length = out["max_len"].fillna(out["n"]).where(decode, out["n"])
     out["length"] = length.where(length > 0)
     out["ragged"] = decode & ~out["lengths_source"].isin(["", "uniform"])
@@ -112,7 +113,7 @@ def _shape(row) -> str:
         parts += [f"B{count(row.b)}", f"N{count(row.n)}", row.mask]
         if np.isfinite(row.m) and row.m != row.n:
             parts.insert(2, f"M{count(row.m)}")
-    elif row.family in ("decode", "cache"):
+    elif row.family in PAGED:
         parts += [row.load] + ([f"page {count(row.page_size)}"] if np.isfinite(row.page_size) else [])
     elif np.isfinite(row.bytes) and row.bytes > 0:
         parts += [size(row.bytes)]

@@ -28,6 +28,8 @@ KERNELS = {
     "paged_stream": (BLUE, "circle"),
     "paged_gather": (ORANGE, "square"),
     "paged_launches": (VERMILLION, "circle"),
+    "mla": (GREEN, "circle"),
+    "mla_hopper": (BLUE, "square"),
     "torch_math": (ORANGE, "triangle-up"),
     "torch_flash": (SKY, "triangle-down"),
     "torch_cudnn": (PURPLE, "diamond"),
@@ -54,6 +56,8 @@ OWN = (
     "paged_stream",
     "paged_gather",
     "paged_launches",
+    "mla",
+    "mla_hopper",
     "append",
     "copy",
     "read",
@@ -129,7 +133,7 @@ def kernel_shape(kernels, title: str = "kernel (measured)", **more) -> alt.Shape
     )
 
 
-# Head dims and dtypes of sums have a mark each, as kernels do.
+# Head dims, dtypes of sums and of caches have a mark each, as kernels do.
 HEAD_DIMS = {
     "D64": (BLUE, "circle"),
     "D80": (VERMILLION, "square"),
@@ -141,6 +145,12 @@ SUMS = {
     "float16": (VERMILLION, "triangle-up"),
     "bfloat16": (PURPLE, "diamond"),
     "float32": (BLUE, "square"),
+}
+CACHES = {
+    "bfloat16": (BLUE, "circle"),
+    "float16": (SKY, "diamond"),
+    "float8_e4m3": (VERMILLION, "square"),
+    "int8": (GREEN, "triangle-up"),
 }
 
 

@@ -1,4 +1,4 @@
-"""Paged decode: what page size, page order and uneven lengths cost."""
+"""Paged decode: what page size, page order and uneven lengths cost, and what smaller caches save."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import streamlit as st
 
 from dashboard import (
     charts,
+    charts_caches,
     charts_decode,
     charts_floor,
+    charts_latent,
     charts_order,
     charts_runs,
     data,
@@ -15,6 +17,7 @@ from dashboard import (
     rows,
     views,
 )
+from experiments.ceilings import Ceilings
 
 RATES = {"Time, µs": "measured_time_us", "Requested GB/s": "gbps"}
 
@@ -25,7 +28,7 @@ def page(loaded: data.Loaded) -> None:
     )
     if views.nothing(loaded, "results"):
         return
-    frame = loaded.frame[loaded.frame["family"] == "decode"]
+    frame = loaded.frame[loaded.frame["family"].isin(["decode", "mla"])]
     if frame.empty:
         st.info("These runs hold no decode cases; the suite `page-size` makes them.")
         st.code("python -m experiments run page-size", language="bash")
@@ -47,10 +50,13 @@ def measured(frame, loaded: data.Loaded) -> None:
     everything = loaded.frame
     with views.choices():
         device = views.choose("Device", list(frame["device"].value_counts().index), "decode_device")
-        frame = frame[frame["device"] == device]
-        models = frame.groupby("what")["page_size"].nunique().sort_values(ascending=False, kind="stable")
+        paged, latent = (
+            rows.with_floor(frame[(frame["device"] == device) & (frame["family"] == family)], everything)
+            for family in ("decode", "mla")
+        )
+        models = paged.groupby("what")["page_size"].nunique().sort_values(ascending=False, kind="stable")
         model = views.choose("Model", [*models.index, "all"], "decode_model")
-        frame = frame if model in ("all", "") else frame[frame["what"] == model]
+        frame = paged if model in ("all", "") else paged[paged["what"] == model]
         words = st.segmented_control(
             "Show",
             list(RATES),
@@ -59,16 +65,53 @@ def measured(frame, loaded: data.Loaded) -> None:
             key="decode_rate",
             bind="query-params",
         )
-    frame, rate = rows.with_floor(frame, everything), RATES.get(words, "measured_time_us")
+    rate, even = RATES.get(words, "measured_time_us"), frame[~frame["ragged"]]
     st.header("Batch and context")
     views.show(
         charts_floor.over_floor(frame),
-        frame[~frame["ragged"]],
+        even,
         "batch-and-context",
-        "No two loads with pages of 16 have been timed in these runs, or no read floor of this device.",
+        "No two loads with pages of 16 and a plain cache have been timed in these runs, or no read floor of "
+        "this device.",
     )
+    page_sizes(even, rate)
+    if len(frame) and frame["floor_us"].isna().all():
+        st.caption("No floor is drawn: the suite `ceilings` has not measured this device's read rate.")
+    real_lengths(frame[frame["ragged"]], rate)
+    views.unfinished(loaded)
+    st.header("Page order")
+    views.show(
+        charts_order.order_cost(frame),
+        charts_order.order_ratios(frame).assign(stale=False, status="ok", constants="", suite="page-size"),
+        "page-order",
+        "No case was timed with both sorted and shuffled pages.",
+    )
+    smaller_caches(paged, latent, loaded.tops.get(device, Ceilings()))
+    probes(everything[everything["device"] == device])
+
+
+def smaller_caches(paged, latent, top: Ceilings) -> None:
+    """Numbers of a byte, and a latent for all heads: caches that are less to read, of all models."""
+    st.header("Cache of bytes")
+    beside = charts_caches.beside_plain(paged)
+    views.show(
+        charts_caches.times(beside),
+        beside,
+        "kv-dtype",
+        "No load has been timed over a quantised cache in these runs; the suite `kv-dtype` makes them.",
+    )
+    st.header("Latent attention")
+    views.show(
+        charts_latent.over_keys(latent, top.tflops),
+        latent,
+        "mla",
+        "No decode over latents has been timed in these runs; the suite `mla` makes them.",
+    )
+
+
+def page_sizes(even, rate: str) -> None:
+    """Batches of equal lengths: what page size costs."""
     st.header("Page size")
-    even, ragged = frame[~frame["ragged"]], frame[frame["ragged"]]
     views.show(
         charts_decode.over_pages(even, rate),
         even,
@@ -78,18 +121,6 @@ def measured(frame, loaded: data.Loaded) -> None:
     single = len(even) - len(charts_decode.varied(even))
     if single:
         st.caption(f"Loads with a single page size are only in the table ({views.some(single, 'row')}).")
-    if frame["floor_us"].isna().all():
-        st.caption("No floor is drawn: the suite `ceilings` has not measured this device's read rate.")
-    real_lengths(ragged, rate)
-    views.unfinished(loaded)
-    st.header("Page order")
-    views.show(
-        charts_order.order_cost(frame),
-        charts_order.order_ratios(frame).assign(stale=False, status="ok", constants="", suite="page-size"),
-        "page-order",
-        "No case was timed with both sorted and shuffled pages.",
-    )
-    probes(everything[everything["device"] == device])
 
 
 def real_lengths(ragged, rate: str) -> None:
