@@ -62,8 +62,6 @@ REASONS = {
     "prefill/flash_hopper.cu flash_hopper: `named_sync(1 + CONSUMERS + group, WARPGROUP)`":
         "Each warp lays its O over the 16 rows of Q that only its own part of a product reads; PTX does not say so, "
         "and speaks of the warpgroup.",
-    "decode/mla_hopper.cu start: `wgmma_fence()`":
-        "No register changes there. ptxas wants it where a wait lies between products, and else puts one in and says so.",
     "decode/mla_hopper.cu finish: `named_sync(SCORING, WARPGROUP)`":
         "The CPU machine ends a product for the whole warpgroup where its first warp waits; PTX ends it for each warp.",
     **dict.fromkeys(

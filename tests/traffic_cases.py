@@ -91,7 +91,7 @@ CASES = {
     "paged_stream": lambda m: _decode(m, [1, 500, 1000, 777], "paged_stream", keys=16, groups=3),
     "mla": lambda m: _decode_mla(m, [1, 500, 300], 16, rows=16, keys=64, stages=2, groups=3),
     "mla, 80 heads": lambda m: _decode_mla(m, [1, 200], 80, rows=64, keys=32, stages=2, groups=2),
-    "mla_hopper": lambda m: _decode_mla(m, [1, 500, 300], 16, "mla_hopper", stages=4, share=32, groups=3),
+    "mla_hopper": lambda m: _decode_mla(m, [1, 500, 300], 16, "mla_hopper", keys=32, stages=4, share=32, groups=3),
     "append": _append,
     "append_rope": lambda m: _append(m, rotary=96),
     "copy_pages": _copy_pages,

@@ -24,18 +24,13 @@ WARPGROUP, PRODUCT_ROWS, PANEL = 128, 64, 64  # threads; rows of a product; colu
 THREADS, MERGERS = 4 * WARPGROUP, LATENT // 4  # of the two launches
 MOST_PARTS = 256  # of a sequence, in the mean; the kernel's own
 HEADS, TILE_KEYS = (16, 32, 64), (32, 64)
-# (keys, stages) by heads of a block. Few heads wait for memory: short tiles, as many as fit. Of many the
-# products are what binds: long tiles, for which Q is read half as often.
-TILES = {16: (32, 5), 32: (32, 5), 64: (64, 2)}
-LEFT = {32: 9, 64: 4}  # panels that S waits for: all of a short tile, whose rows are then read whole
-HELD = 192  # columns of Q in registers, where all rows of a product are heads
 MERGING_BLOCKS = 8  # for each multiprocessor
 
 
 def smem_bytes(rows: int, keys: int, stages: int) -> int:
     """sizeof(Smem): Q with what products read behind it, the ring, factors of rows and mbarriers."""
     q = 2 * (rows * (WIDTH - PANEL) + PRODUCT_ROWS * PANEL)
-    return round_up(q, 1024) + round_up(stages * (2 * WIDTH * keys + 2 * 4 * PRODUCT_ROWS + 4 * 8), 1024)
+    return round_up(q, 1024) + round_up(stages * (2 * WIDTH * keys + 2 * 4 * PRODUCT_ROWS + 3 * 8), 1024)
 
 
 def even_groups(batch: int, most: int) -> int:
@@ -46,24 +41,20 @@ def even_groups(batch: int, most: int) -> int:
     return next((n for n in range(most, most * 15 // 16, -1) if batch % n == 0 or n % batch == 0), most)
 
 
-def _shape_of_block(shape: DecodeShape, device, chosen) -> tuple[int, int, int]:
-    """(rows, keys, stages): as many heads as there are up to 64."""
+def _rows_of_block(shape: DecodeShape, device, chosen) -> int:
+    """As many heads as there are up to 64."""
     for name, known in (("rows", HEADS), ("keys", TILE_KEYS)):
         if chosen[name] not in (None, *known):
             raise Unsupported(f"mla_hopper: {name} must be {', '.join(map(str, known))}, got {chosen[name]}; "
                               "change it")
     rows = chosen["rows"] or next((rows for rows in HEADS if rows >= shape.h), HEADS[-1])
-    keys, stages = TILES[rows]
-    keys, stages = chosen["keys"] or keys, chosen["stages"] or stages
+    keys, stages = chosen["keys"], chosen["stages"]
     if stages < (least := WARPGROUP // keys):  # each team of warps that copies a tile wants one
         raise Unsupported(f"mla_hopper: expected at least {least} stages of {keys} keys, got {stages}; choose more")
-    if not LEFT[64] <= (chosen["left"] or LEFT[keys]) <= WIDTH // PANEL:
-        raise Unsupported(f"mla_hopper: left must be {LEFT[64]} to {WIDTH // PANEL} panels, got {chosen['left']}; "
-                          "change it")
     if smem_bytes(rows, keys, stages) > device.smem_per_block:
         raise Unsupported(f"mla_hopper: {rows} rows with {stages} stages of {keys} keys do not fit the "
                           f"{device.smem_per_block} bytes of shared memory of {device.name}; choose fewer")
-    return rows, keys, stages
+    return rows
 
 
 def plan(shape: DecodeShape, device, overrides=None) -> Plan:
@@ -72,7 +63,7 @@ def plan(shape: DecodeShape, device, overrides=None) -> Plan:
     if (shape.hkv, shape.d) != (1, WIDTH):
         raise Unsupported(f"mla_hopper: expected one KV head and head dim {WIDTH}, got {shape.hkv} and "
                           f"{shape.d}; choose a decode kernel")
-    rows, keys, stages = _shape_of_block(shape, device, chosen)
+    rows, keys, stages = _rows_of_block(shape, device, chosen), chosen["keys"], chosen["stages"]
     units = ceil_div(shape.h, rows)
     most = max(device.sms // max(units, 1), 1)
     groups = chosen["groups"] or even_groups(max(shape.b, 1), most)
@@ -81,8 +72,6 @@ def plan(shape: DecodeShape, device, overrides=None) -> Plan:
     check_grid("mla_hopper", "groups", groups)
     check_grid("mla_hopper", "sequences", shape.b)
     compiled = {"ROWS": rows, "KEYS": keys, "STAGES": stages, "SHARE": ceil_div(chosen["share"], keys),
-                "LEFT": chosen["left"] or LEFT[keys],
-                "HELD": HELD if chosen["held"] and rows == PRODUCT_ROWS else 0,
                 "PAGE_SIZE": shape.page_size, "Element": shape.dtype,
                 "SMEM_BYTES": smem_bytes(rows, keys, stages)}
     places = 2 * units * groups  # for a block the rest of a sequence, and the start of another
@@ -93,9 +82,7 @@ def plan(shape: DecodeShape, device, overrides=None) -> Plan:
         Launch(FILE, "mla_hopper", (units, groups if shape.b else 0, 1), THREADS, compiled["SMEM_BYTES"], compiled),
         Launch(FILE, "mla_hopper_merge", (merging, shape.b, 1), MERGERS, 0, compiled),
     )
-    tunables = {**chosen, "rows": rows, "keys": keys, "stages": stages, "groups": groups,
-                "left": compiled["LEFT"]}
-    return Plan(launches, tunables, scratch)
+    return Plan(launches, {**chosen, "rows": rows, "groups": groups}, scratch)
 
 
 def _lengths_read(taken, batch: int, groups: int, keys: int) -> int:
@@ -143,10 +130,8 @@ def arguments(shape: DecodeShape, plan: Plan, t) -> list:
 ROW = Row(
     name="mla_hopper", family="mla", file=FILE, archs=("sm_90a",), dtypes=("float16", "bfloat16"),
     head_dims=range(WIDTH, WIDTH + 1), features=frozenset({"gqa", "lse", "paged"}),
-    constants={"rows": None, "keys": None, "stages": None, "groups": None, "share": 128, "held": True,
-               "left": None},
-    choices={"rows": HEADS, "keys": TILE_KEYS, "stages": (2, 3, 4, 5), "share": (64, 128, 256), "held": (False, True),
-             "left": (4, 9)},
+    constants={"rows": None, "keys": 64, "stages": 2, "groups": None, "share": 64},
+    choices={"rows": HEADS, "keys": TILE_KEYS, "stages": (2, 4, 5), "share": (64, 128, 256)},
     teaches="Warpgroups with roles: one copies rows that lie anywhere, one scores, two sum; and parts are "
             "merged by all multiprocessors, not by whoever is last.",
     plan=plan, cost=cost, arguments=arguments,

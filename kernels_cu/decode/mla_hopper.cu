@@ -12,10 +12,9 @@
 // block   four warpgroups. One copies, in teams of warps, each a tile of its own; one computes S and its
 //         softmax; two have 256 columns of O each. All multiply 64 rows, of which ROWS are heads
 // smem    Q, and a ring of STAGES tiles that runs on from sequence to sequence. P takes the place of a tile's
-//         rotated columns, which nobody reads any more. Of a stage four mbarriers: its left columns are here,
-//         so are all, it is scored, it is empty
-// order   S of a tile beside P V of the one before; its softmax alone. S begins when the tile's LEFT panels
-//         of 64 columns are here
+//         rotated columns, which nobody reads any more. Of a stage three mbarriers: it is full, it is scored,
+//         it is empty
+// order   S of a tile beside P V of the one before; its softmax alone
 // bytes   every row and its page number once for each ROWS heads; Q once for each stretch of a sequence; O
 //         and LSE; of a sequence that is cut, every part written and read
 #include "decode/shares.cuh"
@@ -36,8 +35,6 @@ constexpr int MERGERS = LATENT / 4;
 static_assert(KEYS % WARP == 0 && WARPS_OF_GROUP % TEAM == 0, "whole teams");
 static_assert(TEAMS <= STAGES, "a team waits for a stage's next phase: a parity tells two apart");
 static_assert(WGMMA_ROWS % ROWS == 0 && ROWS % 16 == 0, "a product has room for all rows");
-static_assert(HELD <= LEFT * PANEL_COLS, "what registers hold is multiplied first");
-static_assert(HELD == 0 || ROWS == WGMMA_ROWS, "registers hold all rows of a product");
 
 using QueryTile = SwizzledTile<Element, ROWS, WIDTH>;
 using KeyTile = SwizzledTile<Element, KEYS, WIDTH>;
@@ -53,7 +50,7 @@ struct Smem {
   };
   KeyTile ring[STAGES];
   float rescale[STAGES][WGMMA_ROWS], inverse[STAGES][WGMMA_ROWS];  // of O, before a tile and after the last
-  Mbarrier full[STAGES][2], scored[STAGES], empty[STAGES];  // full: the left columns, and all
+  Mbarrier full[STAGES], scored[STAGES], empty[STAGES];
 
   METHOD WeightTile& p(int stage) {
     return *reinterpret_cast<WeightTile*>(ring[stage].panel(LATENT / PANEL_COLS));
@@ -110,14 +107,13 @@ DEVICE void arrive_as_warp(Mbarrier& s_bar SITE) {
   if (lane_id() == 0) mbarrier_arrive(s_bar AT_SITE);
 }
 
-/// Starts copies of row `row` of a tile in panels FIRST to END − 1, by eight lanes of which each has 16 bytes
-/// of every panel.
-template <int FIRST, int END, class Tile>
+/// Starts copies of row `row` of a tile, by eight lanes of which each has 16 bytes of every panel.
+template <class Tile>
 DEVICE void copy_row(Tile& s_tile, int row, const Element* g_row, bool there) {
   Element* s_to = s_tile.at(row, lane_id() % 8 * 8);
   g_row += lane_id() % 8 * 8;
 #pragma unroll
-  for (int panel = FIRST; panel < END; ++panel)
+  for (int panel = 0; panel < Tile::PANELS; ++panel)
     cp_async16(s_to + panel * Tile::ROWS * PANEL_COLS, g_row + panel * PANEL_COLS, there);
 }
 
@@ -154,23 +150,19 @@ struct Copier {
       t += TEAMS;
       move(TEAMS);
       mbarrier_wait(s.empty[use.stage], use.parity ^ 1);
-      copy<0, LEFT>(s.ring[use.stage], mine, there);
-      copy<LEFT, KeyTile::PANELS>(s.ring[use.stage], mine, there);
-      cp_async_wait<1>();
-      fence_proxy_async();
-      arrive_as_warp(s.full[use.stage][0]);
+      copy(s.ring[use.stage], mine, there);
       cp_async_wait<0>();
       fence_proxy_async();
-      arrive_as_warp(s.full[use.stage][1]);
+      arrive_as_warp(s.full[use.stage]);
     }
   }
-  /// Starts copies of this warp's rows, of which `there` are to be read, in some panels.
-  template <int FIRST, int END> METHOD void copy(KeyTile& s_tile, int64_t mine, int there) const {
+  /// Starts copies of this warp's rows, of which `there` are to be read.
+  METHOD void copy(KeyTile& s_tile, int64_t mine, int there) const {
 #pragma unroll 2
     for (int i = 0; i < WARP; i += 4) {
       const int row = i + lane_id() / 8;
       const Element* g_row = reinterpret_cast<const Element*>(shuffle(mine, row));
-      copy_row<FIRST, END>(s_tile, first_row() + row, g_row, row < there);
+      copy_row(s_tile, first_row() + row, g_row, row < there);
     }
     cp_async_commit();
   }
@@ -186,8 +178,6 @@ struct Scorer {
   const int h0, rows;
   const float sigma, sigma2;
   WarpgroupAccumulator<WGMMA_ROWS, KEYS> r_s;
-  // NOTE: a product of 64 rows with 64 keys reads both for as long as it multiplies; of Q in registers, half.
-  WarpgroupFragments<WGMMA_ROWS, (HELD > MMA_K ? HELD : MMA_K)> r_q = {};
   Softmax<MMA_M, true> softmax;
 
   METHOD Scorer(Smem& s, const View<const Element, 4>& g_q, int h0, int rows, float sigma)
@@ -199,40 +189,24 @@ struct Scorer {
   METHOD void start_loading_q(int b) {
 #pragma unroll 1
     for (int row = warp_in_group() * 4 + lane_id() / 8; row < ROWS; row += WARPS_OF_GROUP * 4)
-      copy_row<0, QueryTile::PANELS>(s.q, row, g_q.at(b, 0, h0 + row), row < rows);
+      copy_row(s.q, row, g_q.at(b, 0, h0 + row), row < rows);
     cp_async_commit();
   }
   METHOD void finish_loading_q() {
     cp_async_wait<0>();
     fence_proxy_async();
     named_sync(SCORING, WARPGROUP);
-#pragma unroll
-    for (int k = 0; k < HELD; k += MMA_K) load_a(r_q.step[0][k / MMA_K], s.q, warp_in_group() * MMA_M, k);
   }
   /// Starts S of the share's tile t.
   METHOD void start(int t) {
     const Use use(warp_uniform(t));
-    const KeyTile& tile = s.ring[use.stage];
-    mbarrier_wait(s.full[use.stage][0], use.parity);
-    wgmma_fence(r_s, r_q);
-    multiply<0, HELD>(tile);
-    multiply<HELD, LEFT * PANEL_COLS>(tile);
-    mbarrier_wait(s.full[use.stage][1], use.parity);
-    wgmma_fence();
-    multiply<LEFT * PANEL_COLS, WIDTH>(tile);
+    mbarrier_wait(s.full[use.stage], use.parity);
+    wgmma_fence(r_s);
+    wgmma_abt<Element>(r_s, s.q, 0, s.ring[use.stage], false);
     wgmma_commit();
   }
-  /// Adds columns BEGIN to END − 1, of Q in registers or not.
-  template <int BEGIN, int END> METHOD void multiply(const KeyTile& tile) {
-#pragma unroll
-    for (int k = BEGIN; k < END; k += MMA_K)
-      if constexpr (BEGIN < HELD)
-        wgmma<Element>(r_s.tile[0], r_q.step[0][k / MMA_K], tile.k_major(0, k), k > 0);
-      else
-        wgmma<Element>(r_s.tile[0], s.q.k_major(0, k), tile.k_major(0, k), k > 0);
-  }
   METHOD void finish() {
-    wgmma_wait<0>(r_s, r_q);
+    wgmma_wait<0>(r_s);
     named_sync(SCORING, WARPGROUP);  // no warp's product reads the tile's rotated columns any more, nor Q
   }
   METHOD int row(int half) const { return r_s.row(0, half); }
@@ -369,7 +343,7 @@ mla_hopper(const View<const Element, 4> g_q, const View<const Element, 4> g_kv,
   if (threadIdx.x == 0) {
 #pragma unroll
     for (int stage = 0; stage < STAGES; ++stage) {
-      mbarrier_init(s.full[stage][0], TEAM), mbarrier_init(s.full[stage][1], TEAM);
+      mbarrier_init(s.full[stage], TEAM);
       mbarrier_init(s.scored[stage], WARPS_OF_GROUP), mbarrier_init(s.empty[stage], 2 * WARPS_OF_GROUP);
     }
   }
