@@ -139,8 +139,9 @@ def plan_decode_mla(q, kv_cache, block_table, cache_seqlens, *, softmax_scale: f
         The model's, of the head dim before absorption: 1/sqrt(192) for DeepSeek-V2 and -V3 without the factor
         of a longer context. It does not follow from 576, so there is no default.
     kernel, constants
-        A kernel of this kind; "auto" is mla_hopper on sm_90a, else, and where constants are given, mla. Their
-        parts of a sequence depend on the lengths of all.
+        A kernel of this kind; "auto" is mla_hopper on sm_90a, else, and where constants are given, mla. It is mla
+        too for pages of 8, 16, … keys in a cache whose strides are not all positive, which bulk copies do not
+        reach. Their parts of a sequence depend on the lengths of all.
 
     Returns
     -------

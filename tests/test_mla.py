@@ -73,15 +73,20 @@ def test_every_tile(machine, rng, randn, rows, keys, stages):
         assert "do not fit" in str(error) and keys == 64 and (rows, stages) != (16, 2)
 
 
-@pytest.mark.parametrize("page, h, dtype, chosen", [
-    (1, 80, "bfloat16", {"rows": 64, "keys": 64, "stages": 2, "share": 64}),
-    (3, 20, "float16", {"rows": 32, "keys": 32, "stages": 5, "share": 32}),
+@pytest.mark.parametrize("page, h, dtype, chosen, box", [
+    (1, 80, "bfloat16", {"rows": 64, "keys": 64, "stages": 2}, 0),
+    (3, 20, "float16", {"rows": 32, "keys": 32, "stages": 5}, 0),
+    (8, 20, "bfloat16", {"rows": 32, "keys": 32, "stages": 5}, 8),
+    (64, 16, "bfloat16", {"rows": 16, "keys": 64, "stages": 2}, 64),
+    (96, 33, "float16", {"rows": 64, "keys": 64, "stages": 2}, 32),
 ])
-def test_every_tile_on_hopper(machine, rng, randn, page, h, dtype, chosen):
-    """Teams of two warps and of one, rings that go round and that do not, rows of Q that products find elsewhere."""
+def test_every_tile_on_hopper(machine, rng, randn, page, h, dtype, chosen, box):
+    """Teams of two warps and of one, boxes of pages, of parts of them and of tiles; rings that go round and that do
+    not, rows of Q that products find elsewhere."""
     edges = sorted({max(0, at + off) for at in (0, page, 32, 64, 200) for off in (-1, 0, 1)})
-    run(machine, randn(len(edges), 1, h, WIDTH, dtype=dtype), latents(rng, edges, page, dtype),
-        kernel="mla_hopper", constants={**chosen, "groups": 5})
+    p, *_ = run(machine, randn(len(edges), 1, h, WIDTH, dtype=dtype), latents(rng, edges, page, dtype),
+                kernel="mla_hopper", constants={**chosen, "share": chosen["keys"], "groups": 5})
+    assert p.plan.launches[0].constants["BOX"] == box
 
 
 @both
@@ -97,22 +102,47 @@ def test_unused_slots_hold_nan(machine, rng, randn, page, lengths):
     run(machine, randn(len(lengths), 1, 16, WIDTH), cache)
 
 
-def test_unused_slots_hold_nan_on_hopper(machine, rng, randn):
-    run(machine, randn(3, 1, 16, WIDTH), latents(rng, [1, 35, 66]), **small("mla_hopper"))
+@pytest.mark.parametrize("bulk", [True, False])
+def test_unused_slots_hold_nan_on_hopper(machine, rng, randn, bulk):
+    run(machine, randn(3, 1, 16, WIDTH), latents(rng, [1, 35, 66]), **small("mla_hopper", bulk=bulk))
 
 
-@both
-def test_strided_pool_and_queries(machine, rng, randn, kernel):
-    """A pool of a model's layers side by side, seen backwards, and queries with gaps between heads."""
-    cache, q = latents(rng, [50, 33]), randn(2, 1, 16, WIDTH)
-    pool = machine.empty((len(cache.k), 16, 3, WIDTH + 8), "float16")[::-1]
+def test_a_pool_without_pages_on_hopper(machine, rng, randn):
+    """No copy may name it."""
+    cache = latents(rng, [0, 0])
+    cache.k = cache.k[:0]
+    run(machine, randn(2, 1, 16, WIDTH), cache, **small("mla_hopper"))
+
+
+def strided(machine, cache, step):
+    """A pool of a model's layers side by side, seen backwards with a step of -1."""
+    pool = machine.empty((len(cache.k), 16, 3, WIDTH + 8), "float16")[::step]
     kv = pool[:, :, 1:2, :WIDTH]
+    kv[...] = machine.upload(cache.k)
+    return kv
+
+
+def test_the_copy_engine_takes_no_pool_backwards(cpu, rng, randn):
+    cache, options = latents(rng, [50]), small("mla_hopper")
+    q, _, table, lengths = arrays(cpu, randn(1, 1, 16, WIDTH), cache)
+    with pytest.raises(Unsupported, match="mla_hopper: kv_cache: expected strides of positive .* another kernel"):
+        cuattn.plan_decode_mla(q, strided(cpu, cache, -1), table, lengths, softmax_scale=SCALE, **options)
+
+
+@pytest.mark.parametrize("step, options", [
+    (-1, small("mla")), (-1, small("mla_hopper", bulk=False)), (1, small("mla_hopper")),
+], ids=str)
+def test_strided_pool_and_queries(machine, rng, randn, step, options):
+    """Queries with gaps between heads too."""
+    cache, q = latents(rng, [50, 33]), randn(2, 1, 16, WIDTH)
+    kv = strided(machine, cache, step)
     wide = machine.empty((2, 1, 16, WIDTH + 64), "float16")[..., :WIDTH]
     out = machine.empty((2, 1, 16, LATENT + 8), "float16")[..., :LATENT]
-    kv[...], wide[...] = machine.upload(cache.k), machine.upload(q)
+    wide[...] = machine.upload(q)
     for groups in (1, 4):
+        constants = {**options["constants"], "groups": groups}
         p = cuattn.plan_decode_mla(wide, kv, machine.upload(cache.table), machine.upload(cache.lengths),
-                                   softmax_scale=SCALE, out=out, **small(kernel, groups=groups))
+                                   softmax_scale=SCALE, out=out, kernel=options["kernel"], constants=constants)
         o, lse = run_counted(machine, p)
         cuattn.compare.check_decode_mla(q, cache.k, cache.table, cache.lengths, o, lse,
                                         softmax_scale=SCALE).raise_if_bad()
@@ -218,7 +248,7 @@ def test_a_share_has_as_many_keys_as_make_a_part_worth_its_merging(machine, rng,
 
 @pytest.mark.parametrize("chosen", [small("mla", groups=3), small("mla", groups=7),
                                     {"kernel": "mla", "constants": {"rows": 32, "keys": 32, "stages": 3, "groups": 2}},
-                                    small("mla_hopper", groups=3), small("mla_hopper", groups=7)], ids=str)
+                                    small("mla_hopper", groups=3), small("mla_hopper", groups=7, bulk=False)], ids=str)
 def test_equal_bits_under_every_schedule(cpu, rng, randn, chosen):
     """Blocks side by side, in any order: parts are merged in their order, by whoever does it."""
     cache = latents(rng, [70, 100, 0, 9])
@@ -335,6 +365,13 @@ def test_what_cannot_be_planned_is_refused_in_a_sentence():
 def test_tiles_on_hopper(h, rows):
     made = plan(h=h, kernel="mla_hopper")
     assert tuple(made.constants[name] for name in ("rows", "keys", "stages")) == (rows, 64, 2)
+
+
+@pytest.mark.parametrize("page, box", [(1, 0), (12, 0), (8, 8), (24, 8), (64, 64), (96, 32), (1024, 64)])
+def test_boxes_lie_in_a_page_and_begin_with_a_swizzle(page, box):
+    made = plan(page_size=page, kernel="mla_hopper").launches[0]
+    assert made.constants["BOX"] == box and [of.box for of in made.maps.values()] == [(1, box, 1, 64)] * (box > 0)
+    assert plan(page_size=page, kernel="mla_hopper", bulk=False).launches[0].constants["BOX"] == 0
 
 
 @pytest.mark.parametrize("batch, most, groups", [

@@ -1,26 +1,31 @@
 """mla_hopper: latent attention with copies, scores and sums beside each other on sm_90a (decode/mla_hopper.cu)."""
 from __future__ import annotations
 
+from math import gcd
+
 import numpy as np
 
 from cuattn.kernels import shares
 from cuattn.kernels.base import (
     ELEMENT_BYTES,
+    WARP,
     Cost,
     Launch,
     Plan,
     Row,
+    TileMap,
     Unsupported,
     ceil_div,
     check_grid,
     resolve,
     round_up,
 )
+from cuattn.kernels.flash_hopper import PANEL, PATTERN_ROWS, SWIZZLE
 from cuattn.kernels.mla import LATENT, WIDTH
 from cuattn.kernels.shapes import DecodeShape
 
 FILE = "decode/mla_hopper.cu"
-WARPGROUP, PRODUCT_ROWS, PANEL = 128, 64, 64  # threads; rows of a product; columns of a swizzled panel
+WARPGROUP, PRODUCT_ROWS = 128, 64  # threads; rows of a product
 THREADS, MERGERS = 4 * WARPGROUP, LATENT // 4  # of the two launches
 MOST_PARTS = 256  # of a sequence, in the mean; the kernel's own
 HEADS, TILE_KEYS = (16, 32, 64), (32, 64)
@@ -57,6 +62,12 @@ def _rows_of_block(shape: DecodeShape, device, chosen) -> int:
     return rows
 
 
+def _box(shape: DecodeShape, keys: int) -> int:
+    """Rows of a tile that lie in one page, as one copy brings them; 0 where a swizzle does not begin with each."""
+    box = gcd(shape.page_size, keys)
+    return 0 if box % PATTERN_ROWS else box
+
+
 def plan(shape: DecodeShape, device, overrides=None) -> Plan:
     """As many blocks as are resident, and a launch that merges; the lengths are the kernel's own business."""
     chosen = resolve(ROW.constants, overrides)
@@ -71,42 +82,49 @@ def plan(shape: DecodeShape, device, overrides=None) -> Plan:
     shares.check_list("mla_hopper", tiles, groups, f"tiles of {keys} keys", "split the call")
     check_grid("mla_hopper", "groups", groups)
     check_grid("mla_hopper", "sequences", shape.b)
+    box = _box(shape, keys) if chosen["bulk"] else 0
+    maps = {"kv": TileMap("kv_cache", (1, box, 1, PANEL), SWIZZLE)} if box else {}
     compiled = {"ROWS": rows, "KEYS": keys, "STAGES": stages, "SHARE": ceil_div(chosen["share"], keys),
-                "PAGE_SIZE": shape.page_size, "Element": shape.dtype,
+                "BOX": box, "PAGE_SIZE": shape.page_size, "Element": shape.dtype,
                 "SMEM_BYTES": smem_bytes(rows, keys, stages)}
     places = 2 * units * groups  # for a block the rest of a sequence, and the start of another
     scratch = {"part": ((places, rows, LATENT), "float32"), "part_lse": ((places, rows), "float32"),
                "cuts": ((shape.b, 2), "int32")}
     merging = min(shape.h, ceil_div(MERGING_BLOCKS * device.sms, max(shape.b, 1)))
     launches = (
-        Launch(FILE, "mla_hopper", (units, groups if shape.b else 0, 1), THREADS, compiled["SMEM_BYTES"], compiled),
+        Launch(FILE, "mla_hopper", (units, groups if shape.b else 0, 1), THREADS, compiled["SMEM_BYTES"], compiled,
+               maps=maps),
         Launch(FILE, "mla_hopper_merge", (merging, shape.b, 1), MERGERS, 0, compiled),
     )
     return Plan(launches, {**chosen, "rows": rows, "groups": groups}, scratch)
 
 
-def _lengths_read(taken, batch: int, groups: int, keys: int) -> int:
+def _lengths_read(taken, batch: int, groups: int, keys: int, box: int) -> int:
     """Bytes: what `shares.lengths_read` says of scores and sums; a team of warps goes to its last tile."""
-    read, team = shares.lengths_read(taken, batch, groups, THREADS, 0), keys
-    teams = WARPGROUP // team
+    lanes, teams = (WARP, 1) if box else (keys, WARPGROUP // keys)
+    others = THREADS - WARPGROUP
+    read = shares.lengths_read(taken, batch, groups, others + lanes * teams, 0)
+    read += 4 * groups * batch * (WARPGROUP - lanes * teams) // WARP  # warps that sum, and copy nothing
     for share in taken:
         first, last = share[0][0], share[-1][0]
         sequences = [b for b, _, count, _ in share for _ in range(count)]
         ends = [sequences[at::teams][-1] for at in range(min(teams, len(sequences)))]
-        read += 4 * (team * sum(end - first for end in ends) + (THREADS - WARPGROUP) * (last - first))
+        read += 4 * (lanes * sum(end - first for end in ends) + others * (last - first))
     return read
 
 
 def cost(shape: DecodeShape, plan: Plan, lengths) -> Cost:
-    """Rows and page numbers once a unit; for each stretch Q and what it leaves; every part read once more."""
+    """Rows and page numbers, of boxes whole ones, once a unit; for each stretch Q and what it leaves; every part read once more."""
     (units, groups, _), merging = plan.launches[0].grid, plan.launches[1].grid[0]
     if not units or not groups:
         return Cost(0, 0, 0, plan.launch_count, plan.scratch_bytes)
     size, tokens, keys = ELEMENT_BYTES[shape.dtype], sum(lengths), plan.constants["keys"]
+    box = plan.launches[0].constants["BOX"]
+    copies = sum(ceil_div(length, box or 1) for length in lengths)
     tiles = sum(max(ceil_div(length, keys), 1) for length in lengths)
     most = min(groups, ceil_div(tiles, plan.launches[0].constants["SHARE"]))
     taken = shares.stretches(lengths, keys, most, MOST_PARTS)
-    loaded = units * (tokens * (WIDTH * size + 4) + _lengths_read(taken, shape.b, groups, keys))
+    loaded = units * (copies * ((box or 1) * WIDTH * size + 4) + _lengths_read(taken, shape.b, groups, keys, box))
     loaded += shape.b * merging * MERGERS * 8  # which groups have a sequence
     stored = shape.b * 8
     for _, done, _, whole in (stretch for share in taken for stretch in share):
@@ -120,7 +138,8 @@ def cost(shape: DecodeShape, plan: Plan, lengths) -> Cost:
 
 
 def arguments(shape: DecodeShape, plan: Plan, t) -> list:
-    inputs = [(name, t[name]) for name in ("q", "kv_cache", "block_table", "cache_seqlens")]
+    cache = plan.launches[0].maps.get("kv", t["kv_cache"])
+    inputs = [("q", t["q"]), ("kv", cache), *((name, t[name]) for name in ("block_table", "cache_seqlens"))]
     left = [(name, t[name]) for name in ("o", "lse", "part", "part_lse", "cuts")]
     heads = ("HEADS", np.int32(shape.h))
     return [[*inputs, *left, ("sigma", np.float32(t["softmax_scale"])), ("BATCH", np.int32(shape.b)), heads],
@@ -130,8 +149,9 @@ def arguments(shape: DecodeShape, plan: Plan, t) -> list:
 ROW = Row(
     name="mla_hopper", family="mla", file=FILE, archs=("sm_90a",), dtypes=("float16", "bfloat16"),
     head_dims=range(WIDTH, WIDTH + 1), features=frozenset({"gqa", "lse", "paged"}),
-    constants={"rows": None, "keys": 64, "stages": 2, "groups": None, "share": 64},
-    choices={"rows": HEADS, "keys": TILE_KEYS, "stages": (2, 4, 5), "share": (64, 128, 256)},
+    constants={"rows": None, "keys": 64, "stages": 2, "groups": None, "share": 64, "bulk": True},
+    choices={"rows": HEADS, "keys": TILE_KEYS, "stages": (2, 4, 5), "share": (64, 128, 256),
+             "bulk": (False, True)},
     teaches="Warpgroups with roles: one copies rows that lie anywhere, one scores, two sum; and parts are "
             "merged by all multiprocessors, not by whoever is last.",
     plan=plan, cost=cost, arguments=arguments,

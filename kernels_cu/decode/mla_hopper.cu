@@ -9,11 +9,13 @@
 //
 // grid    (ceil(H / ROWS), groups), as many as are resident at once; the blocks of a group run side by side,
 //         so that the second one finds the rows in L2. Merging: (blocks a sequence, B), a row of O at a time
-// block   four warpgroups. One copies, in teams of warps, each a tile of its own; one computes S and its
-//         softmax; two have 256 columns of O each. All multiply 64 rows, of which ROWS are heads
+// block   four warpgroups. One copies; one computes S and its softmax; two have 256 columns of O each. All
+//         multiply 64 rows, of which ROWS are heads
 // smem    Q, and a ring of STAGES tiles that runs on from sequence to sequence. P takes the place of a tile's
 //         rotated columns, which nobody reads any more. Of a stage three mbarriers: it is full, it is scored,
 //         it is empty
+// copies  with BOX by one warp and the copy engine, boxes of so many rows of a page; without, row by row and by
+//         teams of warps, each a tile of its own
 // order   S of a tile beside P V of the one before; its softmax alone
 // bytes   every row and its page number once for each ROWS heads; Q once for each stretch of a sequence; O
 //         and LSE; of a sequence that is cut, every part written and read
@@ -24,16 +26,14 @@
 #include "prim/mbarrier.cuh"
 #include "prim/paging.cuh"
 #include "prim/stmatrix.cuh"
+#include "prim/tma.cuh"
 #include "prim/wgmma.cuh"
 
 constexpr int LATENT = 512, WIDTH = LATENT + 64, PANEL_COLS = 64;
 constexpr int THREADS = 4 * WARPGROUP, WARPS_OF_GROUP = WARPGROUP / WARP, COLS = LATENT / 2;
-constexpr int TEAM = KEYS / WARP, TEAMS = WARPS_OF_GROUP / TEAM;  // a warp copies a row for each lane
 constexpr int COPY_REGISTERS = 48, SCORE_REGISTERS = 144, SUM_REGISTERS = 160;
 constexpr int MOST_PARTS = 256;  // of a sequence, in the mean
 constexpr int MERGERS = LATENT / 4;
-static_assert(KEYS % WARP == 0 && WARPS_OF_GROUP % TEAM == 0, "whole teams");
-static_assert(TEAMS <= STAGES, "a team waits for a stage's next phase: a parity tells two apart");
 static_assert(WGMMA_ROWS % ROWS == 0 && ROWS % 16 == 0, "a product has room for all rows");
 
 using QueryTile = SwizzledTile<Element, ROWS, WIDTH>;
@@ -119,54 +119,113 @@ DEVICE void copy_row(Tile& s_tile, int row, const Element* g_row, bool there) {
 
 // ---- copying
 
-/// A team's copies: of every TEAMS-th tile of the share.
-struct Copier {
-  const View<const Element, 4>& g_kv;
-  const View<const int, 2>& g_table;
+/// Every `step`-th tile of a share, and in each lane the page of one of its keys: of the one `offset` behind
+/// its first, if it is there.
+struct Walk {
   const Share& share;
+  const View<const int, 2>& g_table;
+  const int step, offset;
+  int t;
   Place<KEYS> at;
-  int t = warp_in_group() / TEAM;
-  int page = 0;  // in lane i that of the next tile's i-th key of this warp
+  int page = 0;
 
-  METHOD Copier(const View<const Element, 4>& g_kv, const View<const int, 2>& g_table, const Share& share)
-      : g_kv(g_kv), g_table(g_table), share(share), at(share.list.find(share.begin)) {
-    move(t);
+  METHOD Walk(const Share& share, const View<const int, 2>& g_table, int first, int step, int offset)
+      : share(share), g_table(g_table), step(step), offset(offset), t(first), at(share.list.find(share.begin)) {
+    move(first);
   }
-  METHOD int first_row() const { return warp_in_group() % TEAM * WARP; }
-  METHOD int key() const { return at.first_key() + first_row() + lane_id(); }
+  METHOD bool over() const { return t >= share.tiles; }
+  METHOD int key() const { return at.first_key() + offset; }
+  /// Keys of the tile that the sequence has.
+  METHOD int keys() const { return min(at.length - at.first_key(), KEYS); }
+  METHOD void next() {
+    t += step;
+    move(step);
+  }
+
+ private:
   /// Goes on to tile t, and looks up its pages, so that no copy waits for them.
   METHOD void move(int tiles) {
-    if (t >= share.tiles) return;
+    if (over()) return;
     for (int i = 0; i < tiles; ++i) share.list.skip(at, 1);
-    page = key() < at.length ? page_of<PAGE_SIZE>(g_table.at(at.b), key()) : 0;
+    if (offset < keys()) page = page_of<PAGE_SIZE>(g_table.at(at.b), key());
   }
-  METHOD void run(Smem& s) {
+};
+
+/// Copies row by row, in teams of as many warps as have a lane for each row of a tile.
+struct RowCopier {
+  using Cache = View<const Element, 4>;
+  static constexpr int TEAM = KEYS / WARP, TEAMS = WARPS_OF_GROUP / TEAM, ARRIVALS = TEAM;
+  static_assert(KEYS % WARP == 0 && WARPS_OF_GROUP % TEAM == 0, "whole teams");
+  static_assert(TEAMS <= STAGES, "a team waits for a stage's next phase: a parity tells two apart");
+  const Cache& g_kv;
+
+  METHOD void prepare() const {}
+  METHOD void run(Smem& s, const View<const int, 2>& g_table, const Share& share) const {
+    const int first_row = warp_in_group() % TEAM * WARP;
+    Walk walk(share, g_table, warp_in_group() / TEAM, TEAMS, first_row + lane_id());
 #pragma unroll 1
-    while (t < share.tiles) {
+    while (!walk.over()) {
       // Each lane places the row of its own key, and tells the lanes that copy it.
-      const int64_t mine = int64_t(row_in_page<PAGE_SIZE>(g_kv, page, key(), 0));
-      const int there = at.length - at.first_key() - first_row();
-      const Use use(t);
-      t += TEAMS;
-      move(TEAMS);
+      const int64_t mine = int64_t(row_in_page<PAGE_SIZE>(g_kv, walk.page, walk.key(), 0));
+      const int there = walk.keys() - first_row;
+      const Use use(walk.t);
+      walk.next();
       mbarrier_wait(s.empty[use.stage], use.parity ^ 1);
-      copy(s.ring[use.stage], mine, there);
+#pragma unroll 2
+      for (int i = 0; i < WARP; i += 4) {
+        const int row = i + lane_id() / 8;
+        const Element* g_row = reinterpret_cast<const Element*>(shuffle(mine, row));
+        copy_row(s.ring[use.stage], first_row + row, g_row, row < there);
+      }
+      cp_async_commit();
       cp_async_wait<0>();
       fence_proxy_async();
       arrive_as_warp(s.full[use.stage]);
     }
   }
-  /// Starts copies of this warp's rows, of which `there` are to be read.
-  METHOD void copy(KeyTile& s_tile, int64_t mine, int there) const {
-#pragma unroll 2
-    for (int i = 0; i < WARP; i += 4) {
-      const int row = i + lane_id() / 8;
-      const Element* g_row = reinterpret_cast<const Element*>(shuffle(mine, row));
-      copy_row(s_tile, first_row() + row, g_row, row < there);
+};
+
+/// Copies boxes of rows by the copy engine: a lane of the first warp has one of each tile, panel by panel.
+/// What a tile has behind a sequence's end is then anything.
+struct BoxCopier {
+  using Cache = TensorMap;
+  static constexpr int ARRIVALS = 1, ROWS_OF_BOX = BOX > 0 ? BOX : KEYS;
+  static_assert(BOX == 0 || (KEYS % BOX == 0 && KEYS <= BOX * WARP && BOX % 8 == 0), "a lane has a box");
+  const Cache& kv;
+
+  METHOD void prepare() const {
+    prefetch_map(kv);
+    fence_mbarrier_init();
+  }
+  METHOD void run(Smem& s, const View<const int, 2>& g_table, const Share& share) const {
+    if (warp_in_group() != 0) return;
+    const int first_row = lane_id() * ROWS_OF_BOX;
+    Walk walk(share, g_table, 0, 1, first_row);
+#pragma unroll 1
+    while (!walk.over()) {
+      const int page = walk.page, row = walk.key() % PAGE_SIZE, boxes = ceil_div(walk.keys(), ROWS_OF_BOX);
+      const Use use(walk.t);
+      walk.next();
+      mbarrier_wait(s.empty[use.stage], use.parity ^ 1);
+      if (lane_id() == 0)
+        mbarrier_arrive_expect_tx(s.full[use.stage], boxes * ROWS_OF_BOX * WIDTH * int(sizeof(Element)));
+      if (lane_id() >= boxes) continue;
+#pragma unroll
+      for (int panel = 0; panel < KeyTile::PANELS; ++panel) {
+        const int at[] = {panel * PANEL_COLS, 0, row, page};
+        tma_load(s.ring[use.stage].panel(panel) + first_row * PANEL_COLS, kv, at, s.full[use.stage]);
+      }
     }
-    cp_async_commit();
   }
 };
+
+template <bool BOXES> struct CopierOf {
+  using Type = RowCopier;
+};
+template <> struct CopierOf<true> {
+  using Type = BoxCopier;
+};
+using Copier = CopierOf<(BOX > 0)>::Type;
 
 // ---- scoring
 
@@ -211,6 +270,12 @@ struct Scorer {
   }
   METHOD int row(int half) const { return r_s.row(0, half); }
 
+  /// Zeroes a tile's values from row `first` on: what is there may be NaN, which no weight of 0 takes out.
+  METHOD void clear_rows(KeyTile& s_tile, int first) const {
+    constexpr int CHUNKS = LATENT / 8;
+    for (int i = first * CHUNKS + int(threadIdx.x) % WARPGROUP; i < KEYS * CHUNKS; i += WARPGROUP)
+      store_shared(reinterpret_cast<Vec16*>(s_tile.at(i / CHUNKS, i % CHUNKS * 8)), Vec16{});
+  }
   /// Softmax of a tile: P into its place, and by what O is to be rescaled before it is added.
   METHOD void weigh(int stage) {
     WarpgroupAccumulator<WGMMA_ROWS, MMA_N> r_factor;  // a column that stands for all of O
@@ -259,8 +324,11 @@ struct Scorer {
     }
     finish();
     if (stretch.more) start_loading_q(stretch.at.b + 1);
-    const int stage = Use(last).stage, key0 = (stretch.at.tile + stretch.count - 1) * KEYS;
-    if (key0 + KEYS > length) mask_scores(r_s, false, 0, key0, 0, length);
+    const int stage = Use(last).stage, keys = length - (stretch.at.tile + stretch.count - 1) * KEYS;
+    if (keys < KEYS) {
+      mask_scores(r_s, false, 0, 0, 0, keys);
+      if constexpr (BOX > 0) clear_rows(s.ring[stage], keys);
+    }
     weigh(stage);
     leave(stage, g_lse);
     publish(stage);
@@ -334,18 +402,20 @@ DEVICE void sum(Smem& s, const Stretch& stretch, int col0, Output& r_o) {
 }
 
 KERNEL(THREADS, 1)
-mla_hopper(const View<const Element, 4> g_q, const View<const Element, 4> g_kv,
+mla_hopper(const View<const Element, 4> g_q, const __grid_constant__ Copier::Cache kv,
            const View<const int, 2> g_table, const int* g_lengths, const View<Element, 4> g_o,
            const View<float, 3> g_lse, const View<float, 3> g_part, const View<float, 2> g_part_lse,
            const View<int, 2> g_cuts, float sigma, int BATCH, int HEADS) {
   Smem& s = dynamic_smem<Smem>();
   const int unit = blockIdx.x, h0 = unit * ROWS, rows = min(HEADS - h0, ROWS);
+  const Copier copier{kv};
   if (threadIdx.x == 0) {
 #pragma unroll
     for (int stage = 0; stage < STAGES; ++stage) {
-      mbarrier_init(s.full[stage], TEAM);
+      mbarrier_init(s.full[stage], Copier::ARRIVALS);
       mbarrier_init(s.scored[stage], WARPS_OF_GROUP), mbarrier_init(s.empty[stage], 2 * WARPS_OF_GROUP);
     }
+    copier.prepare();
   }
   const List list(g_lengths, BATCH, gridDim.y);
   if (blockIdx.y >= list.groups) return;
@@ -357,9 +427,8 @@ mla_hopper(const View<const Element, 4> g_q, const View<const Element, 4> g_kv,
   };
 
   if (warpgroup_id() == 0) {
-    Copier copier(g_kv, g_table, share);
     setmaxnreg_dec<COPY_REGISTERS>();
-    copier.run(s);
+    copier.run(s, g_table, share);
   } else if (warpgroup_id() == 1) {
     setmaxnreg_inc<SCORE_REGISTERS>();
     Scorer scorer(s, g_q, h0, rows, sigma);
