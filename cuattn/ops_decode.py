@@ -140,7 +140,7 @@ def plan_decode_mla(q, kv_cache, block_table, cache_seqlens, *, softmax_scale: f
         of a longer context. It does not follow from 576, so there is no default.
     kernel, constants
         A kernel of this kind; "auto" is mla_hopper on sm_90a, else, and where constants are given, mla. It is mla
-        too for pages of 8, 16, … keys in a cache whose strides are not all positive, which bulk copies do not
+        too for pages of 64, 128, … keys in a cache whose strides are not all positive, which bulk copies do not
         reach. Their parts of a sequence depend on the lengths of all.
 
     Returns

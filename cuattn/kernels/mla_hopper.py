@@ -62,10 +62,11 @@ def _rows_of_block(shape: DecodeShape, device, chosen) -> int:
     return rows
 
 
-def _box(shape: DecodeShape, keys: int) -> int:
-    """Rows of a tile that lie in one page, as one copy brings them; 0 where a swizzle does not begin with each."""
+def _box(shape: DecodeShape, keys: int, least: int) -> int:
+    """Rows of a tile that lie in one page, as one copy brings them; 0 where they are too few, or a swizzle does
+    not begin with each."""
     box = gcd(shape.page_size, keys)
-    return 0 if box % PATTERN_ROWS else box
+    return 0 if box % PATTERN_ROWS or box < least else box
 
 
 def plan(shape: DecodeShape, device, overrides=None) -> Plan:
@@ -82,7 +83,7 @@ def plan(shape: DecodeShape, device, overrides=None) -> Plan:
     shares.check_list("mla_hopper", tiles, groups, f"tiles of {keys} keys", "split the call")
     check_grid("mla_hopper", "groups", groups)
     check_grid("mla_hopper", "sequences", shape.b)
-    box = _box(shape, keys) if chosen["bulk"] else 0
+    box = _box(shape, keys, chosen["bulk"])
     maps = {"kv": TileMap("kv_cache", (1, box, 1, PANEL), SWIZZLE)} if box else {}
     compiled = {"ROWS": rows, "KEYS": keys, "STAGES": stages, "SHARE": ceil_div(chosen["share"], keys),
                 "BOX": box, "PAGE_SIZE": shape.page_size, "Element": shape.dtype,
@@ -149,9 +150,9 @@ def arguments(shape: DecodeShape, plan: Plan, t) -> list:
 ROW = Row(
     name="mla_hopper", family="mla", file=FILE, archs=("sm_90a",), dtypes=("float16", "bfloat16"),
     head_dims=range(WIDTH, WIDTH + 1), features=frozenset({"gqa", "lse", "paged"}),
-    constants={"rows": None, "keys": 64, "stages": 2, "groups": None, "share": 64, "bulk": True},
+    constants={"rows": None, "keys": 64, "stages": 2, "groups": None, "share": 64, "bulk": 64},
     choices={"rows": HEADS, "keys": TILE_KEYS, "stages": (2, 4, 5), "share": (64, 128, 256),
-             "bulk": (False, True)},
+             "bulk": (8, 64, 128)},
     teaches="Warpgroups with roles: one copies rows that lie anywhere, one scores, two sum; and parts are "
             "merged by all multiprocessors, not by whoever is last.",
     plan=plan, cost=cost, arguments=arguments,

@@ -101,12 +101,6 @@ struct Share {
   }
 };
 
-/// One arrival for a warp, behind all that its lanes did.
-DEVICE void arrive_as_warp(Mbarrier& s_bar SITE) {
-  warp_sync(ONLY_AT_SITE);
-  if (lane_id() == 0) mbarrier_arrive(s_bar AT_SITE);
-}
-
 /// Starts copies of row `row` of a tile, by eight lanes of which each has 16 bytes of every panel.
 template <class Tile>
 DEVICE void copy_row(Tile& s_tile, int row, const Element* g_row, bool there) {
@@ -154,7 +148,7 @@ struct Walk {
 /// Copies row by row, in teams of as many warps as have a lane for each row of a tile.
 struct RowCopier {
   using Cache = View<const Element, 4>;
-  static constexpr int TEAM = KEYS / WARP, TEAMS = WARPS_OF_GROUP / TEAM, ARRIVALS = TEAM;
+  static constexpr int TEAM = KEYS / WARP, TEAMS = WARPS_OF_GROUP / TEAM, ARRIVALS = KEYS;
   static_assert(KEYS % WARP == 0 && WARPS_OF_GROUP % TEAM == 0, "whole teams");
   static_assert(TEAMS <= STAGES, "a team waits for a stage's next phase: a parity tells two apart");
   const Cache& g_kv;
@@ -180,7 +174,7 @@ struct RowCopier {
       cp_async_commit();
       cp_async_wait<0>();
       fence_proxy_async();
-      arrive_as_warp(s.full[use.stage]);
+      mbarrier_arrive(s.full[use.stage]);
     }
   }
 };
@@ -309,7 +303,7 @@ struct Scorer {
   }
   METHOD void publish(int stage) {
     fence_proxy_async();
-    arrive_as_warp(s.scored[stage]);
+    mbarrier_arrive(s.scored[stage]);
   }
   METHOD void run(const Stretch& stretch, float* g_lse) {
     const int last = stretch.t + stretch.count - 1, length = stretch.at.length;
@@ -397,7 +391,7 @@ DEVICE void sum(Smem& s, const Stretch& stretch, int col0, Output& r_o) {
     r_o.scale_rows(s.rescale[use.stage]);
     r_o.add(s.p(use.stage), s.ring[use.stage], col0);
     if (i + 1 == stretch.count) r_o.scale_rows(s.inverse[use.stage]);
-    arrive_as_warp(s.empty[use.stage]);
+    mbarrier_arrive(s.empty[use.stage]);
   }
 }
 
@@ -413,7 +407,7 @@ mla_hopper(const View<const Element, 4> g_q, const __grid_constant__ Copier::Cac
 #pragma unroll
     for (int stage = 0; stage < STAGES; ++stage) {
       mbarrier_init(s.full[stage], Copier::ARRIVALS);
-      mbarrier_init(s.scored[stage], WARPS_OF_GROUP), mbarrier_init(s.empty[stage], 2 * WARPS_OF_GROUP);
+      mbarrier_init(s.scored[stage], WARPGROUP), mbarrier_init(s.empty[stage], 2 * WARPGROUP);
     }
     copier.prepare();
   }
