@@ -55,11 +55,14 @@ def smem_bytes(d: int, rows: int, keys: int, stages: int) -> int:
 
 
 def _shape_of_block(shape: CascadeShape, device, chosen) -> tuple[int, int, int, int]:
-    """(rows, keys, warps, stages): the tile of many rows where groups have them, then the largest that fits."""
-    stages = chosen["stages"]
+    """(rows, keys, warps, stages): the tile of many rows where groups have them, then the largest that fits.
+
+    A warp holds 16 rows of S and O in registers, which beyond a width of 128 have no room for 64 keys.
+    """
+    stages, most_keys = chosen["stages"], 64 if shape.d <= 128 else 32
     mean = shape.b * shape.rows / max(min((groups for groups, _ in shape.levels), default=1), 1)
     for rows, keys, warps in (*MANY, *FEW) if mean > FEW[0][0] else FEW:
-        rows, keys, warps = chosen["rows"] or rows, chosen["keys"] or keys, chosen["warps"] or warps
+        rows, keys, warps = chosen["rows"] or rows, chosen["keys"] or min(keys, most_keys), chosen["warps"] or warps
         if smem_bytes(shape.d, rows, keys, stages) <= device.smem_per_block:
             break
     else:
@@ -167,7 +170,7 @@ def _level_cost(shape: CascadeShape, plan: Plan, level: _Level, carry: bool) -> 
         loaded += rows * (_look(groups, g) + 4 * count)
         if carry and not keys:
             continue
-        loaded += rows * (count * (4 * WARP + 4 * shape.d) + 4 * carry)
+        loaded += rows * (count * (4 + 4 * shape.d) + 4 * carry)
         stored += rows * (shape.d * size + 4)
     return loaded, stored
 
@@ -175,7 +178,7 @@ def _level_cost(shape: CascadeShape, plan: Plan, level: _Level, carry: bool) -> 
 def _levels(shape: CascadeShape, plan: Plan, lengths) -> Iterator[tuple[list[int], list[int], _Level]]:
     """(offsets, keys, the list they make) of each level that is shared."""
     constants = plan.constants
-    for i in range(len(shape.levels)):
+    for i in range(len(shape.levels) if shape.b * shape.rows else 0):
         offsets, keys = lengths[2 * i : 2 * i + 2]
         rows = [(end - begin) * shape.rows for begin, end in pairwise(offsets)]
         level = _Level(list(zip(rows, keys)), constants["rows"], constants["keys"], constants["shares"])

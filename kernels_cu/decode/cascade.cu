@@ -146,7 +146,7 @@ struct Loader {
     ++tile;
     page = fetch_page();
     constexpr int CHUNKS = D_PAD / 8;
-#pragma unroll 4
+#pragma unroll 2
     for (int i = 0; i < ceil_div(MINE * CHUNKS, WARP); ++i) {
       const int chunk = i * WARP + lane_id(), row = chunk / CHUNKS, col = chunk % CHUNKS * 8;
       const Element *k = reinterpret_cast<const Element*>(shuffle(k_row, row % WARP)),
@@ -268,23 +268,22 @@ cascade_merge(const View<const float, 3> g_part, const View<const float, 2> g_pa
   };
 #pragma unroll 1
   for (int part = 0; part < count; part += AHEAD) {  // NOTE: so many are on their way at a time, there or not
+    const int ahead = min(count - part, AHEAD), lane = lane_id();
     Quad parts[AHEAD][QUADS];
-    float weights[AHEAD];
-#pragma unroll
-    for (int p = 0; p < AHEAD; ++p) {
-      const bool there = part + p < count;
-      weights[p] = there ? load_global(g_part_lse.at(place(part + p)) + own) : -INFINITY;
-#pragma unroll
-      for (int i = 0; i < QUADS; ++i) {
-        const int col = 4 * (i * WARP + lane_id());
-        const float* from = g_part.at(place(part + p), own) + col;
-        parts[p][i] = there && col < HEAD_DIM ? load_global(reinterpret_cast<const Quad*>(from)) : Quad{};
-      }
-    }
+    const float weights =  // in lane p that of the p-th
+        whole.weight(lane < ahead ? load_global(g_part_lse.at(place(part + lane)) + own) : -INFINITY, LOG2_E);
 #pragma unroll
     for (int p = 0; p < AHEAD; ++p)
 #pragma unroll
-      for (int i = 0; i < QUADS; ++i) add(parts[p][i], whole.weight(weights[p], LOG2_E), i);
+      for (int i = 0; i < QUADS; ++i) {
+        const int col = 4 * (i * WARP + lane);
+        const float* from = g_part.at(place(part + p), own) + col;
+        parts[p][i] = p < ahead && col < HEAD_DIM ? load_global(reinterpret_cast<const Quad*>(from)) : Quad{};
+      }
+#pragma unroll
+    for (int p = 0; p < AHEAD; ++p)
+#pragma unroll
+      for (int i = 0; i < QUADS; ++i) add(parts[p][i], shuffle(weights, p), i);
   }
   Element* to = row_at(g_o, row, hkv);
 #pragma unroll
