@@ -7,6 +7,7 @@ from cuattn.kvcache import OutOfPages, PagedKVCache
 from cuattn.machine import Counters, DeviceError, MachineUnavailable, open_machine
 from cuattn.ops_attention import attention, attention_varlen, plan_attention, plan_attention_varlen
 from cuattn.ops_cache import append_kv, copy_pages, plan_append, plan_copy_pages
+from cuattn.ops_cascade import decode_cascade, plan_decode_cascade
 from cuattn.ops_decode import decode, decode_mla, plan_decode, plan_decode_mla
 from cuattn.ops_merge import merge_states
 from cuattn.page_tables import from_flashinfer, to_flashinfer
@@ -15,7 +16,8 @@ from cuattn.probing import plan_probe
 __all__ = [
     "CompileError", "CompilerMissing", "ContractError", "Counters", "DeviceError", "MachineUnavailable",
     "OutOfPages", "PagedKVCache", "Unsupported", "append_kv", "attention", "attention_varlen", "compare",
-    "copy_pages", "decode", "decode_mla", "devices", "from_flashinfer", "kernels", "merge_states",
-    "open_machine", "plan_append", "plan_attention", "plan_attention_varlen", "plan_copy_pages", "plan_decode",
-    "plan_decode_mla", "plan_probe", "reference", "timing", "to_flashinfer",
+    "copy_pages", "decode", "decode_cascade", "decode_mla", "devices", "from_flashinfer", "kernels",
+    "merge_states", "open_machine", "plan_append", "plan_attention", "plan_attention_varlen",
+    "plan_copy_pages", "plan_decode", "plan_decode_cascade", "plan_decode_mla", "plan_probe", "reference",
+    "timing", "to_flashinfer",
 ]

@@ -16,6 +16,9 @@ from cuattn.reference import (
     append_kv,
     attention_rows,
     bits,
+    cascade_ends,
+    cascade_keys,
+    cascade_places,
     copy_pages,
     default_scale,
     dequantised,
@@ -31,8 +34,8 @@ from cuattn.verdict import Mismatch, Verdict, array_module, check, distance, ind
 
 __all__ = [
     "Mismatch", "Probe", "Verdict", "check", "check_append", "check_attention", "check_attention_varlen",
-    "check_copy_pages", "check_decode", "check_decode_mla", "check_probe", "check_rotated", "dense",
-    "sample_rows", "uniform_probe",
+    "check_copy_pages", "check_decode", "check_decode_cascade", "check_decode_mla", "check_probe",
+    "check_rotated", "dense", "sample_rows", "uniform_probe",
 ]
 
 # (query, key) pairs up to which every row is checked; beyond, the reference would take more than seconds.
@@ -229,6 +232,24 @@ def check_decode_mla(
     """Judge latent decode; shapes as in `reference.decode_mla`, the rest as in `check_decode`."""
     return check_decode(q, kv_cache, kv_cache[..., :LATENT], block_table, cache_seqlens, o, lse,
                         softmax_scale=softmax_scale, **options)
+
+
+def check_decode_cascade(
+    q, k_cache, v_cache, levels, o, lse=None, *, causal=True, softmax_scale=None, rounding="float32", sample=None,
+    seed=0,
+) -> Verdict:
+    """Judge decode over levels; shapes as in `reference.decode_cascade`, the rest as in `check_attention`."""
+    b, m, h, _ = q.shape
+    _demand("o", o, q.shape)
+    _demand("lse", lse, (b, h, m), optional=True)
+    places = [cascade_places(levels, i) for i in range(b)]
+    ends = np.array([cascade_ends(place, m, causal) for place in places], np.int64).reshape(b, m)
+    scale, xp = default_scale(q.shape[3], softmax_scale), array_module(q)
+
+    def keys(i):
+        return tuple(cascade_keys(cache, places[i], xp) for cache in (k_cache, v_cache))
+
+    return _judge(q, keys, (np.zeros_like(ends), ends), o, lse, scale, rounding, sample, seed)
 
 
 def check_append(

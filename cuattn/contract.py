@@ -238,6 +238,17 @@ def offsets(side: str, values: np.ndarray, total: int, longest: int) -> None:
                      "give the longest sequence's length")
 
 
+def cuts(name: str, values: np.ndarray, batch: int) -> None:
+    """Values of offsets that cut a batch into groups."""
+    expected = np.clip(np.maximum.accumulate(values.astype(np.int64)), 0, batch)
+    expected[0], expected[-1] = 0, batch
+    if (bad := np.flatnonzero(values != expected)).size:
+        i = int(bad[0])
+        rule = "0, the first" if i == 0 else f"{batch}, the batch" if i == len(values) - 1 else (
+            f"{int(expected[i - 1])} to {batch}, behind the one before")
+        raise refuse(f"{name}[{i}]", rule, int(values[i]), "mend the offsets")
+
+
 def layout(name: str | None, q_shape, k_shape) -> str:
     """"bshd" by default; refused where that reading would mean more heads than any model has."""
     if name is None:
@@ -265,11 +276,11 @@ def page_size(name: str, t: Tensor) -> None:
 
 
 def page_table(num_pages: int, page_size: int, table: np.ndarray, lengths: np.ndarray, more: int = 0,
-               name: str = "cache_seqlens") -> None:
+               name: str = "cache_seqlens", table_name: str = "block_table") -> None:
     """Values of a block table and of lengths, before anything is read through them.
 
-    `more` is the number of rows about to be written behind each length, which argument `name` says. Entries
-    behind a sequence's last page may hold anything.
+    `more` is the number of rows about to be written behind each length; `name` and `table_name` are the
+    arguments'. Entries behind a sequence's last page may hold anything.
     """
     lengths = lengths.astype(np.int64)
     capacity = table.shape[1] * page_size
@@ -277,12 +288,12 @@ def page_table(num_pages: int, page_size: int, table: np.ndarray, lengths: np.nd
         b = int(lengths.argmin() if lengths.min() < 0 else lengths.argmax())
         raise refuse(f"{name}[{b}]",
                      f"0 to {capacity - more}, what {table.shape[1]} pages of {page_size} hold",
-                     int(lengths[b]), "widen block_table or shorten the sequence")
+                     int(lengths[b]), f"widen {table_name} or shorten the sequence")
     used = np.arange(table.shape[1])[None, :] * page_size < (lengths + more)[:, None]
     bad = used & ((table < 0) | (table >= num_pages))
     if bad.any():
         b, i = (int(x) for x in np.argwhere(bad)[0])
-        raise refuse(f"block_table[{b}, {i}]", f"a page number below {num_pages}", int(table[b, i]),
+        raise refuse(f"{table_name}[{b}, {i}]", f"a page number below {num_pages}", int(table[b, i]),
                      "mend the table")
     if more:
         _written_once(table, lengths // page_size, (lengths + more - 1) // page_size)

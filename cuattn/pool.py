@@ -36,17 +36,17 @@ def check_cache(binding: Binding, more: int = 0) -> None:
     check_table(binding, "k_cache", more)
 
 
-def check_table(binding: Binding, cache: str, more: int = 0) -> None:
+def check_table(binding: Binding, cache: str, more: int = 0, table: str = "block_table",
+                lengths: str = "cache_seqlens") -> None:
     """A table of the pages of the cache of that name, and lengths; as `check_cache` has it."""
     t = binding.tensors
-    b, (pages, page_size) = t["block_table"].shape[0], t[cache].shape[:2]
-    contract.same("cache_seqlens.shape", t["cache_seqlens"].shape, "block_table", (b,))
-    for name in ("block_table", "cache_seqlens"):
+    b, (pages, page_size) = t[table].shape[0], t[cache].shape[:2]
+    contract.same(f"{lengths}.shape", t[lengths].shape, table, (b,))
+    for name in (table, lengths):
         contract.dtype(name, t[name], ("int32",))
         contract.contiguous(name, t[name])
     if dispatch.checks_values(binding):
-        table, lengths = (binding.values(name) for name in ("block_table", "cache_seqlens"))
-        contract.page_table(pages, page_size, table, lengths, more)
+        contract.page_table(pages, page_size, binding.values(table), binding.values(lengths), more, lengths, table)
 
 
 def quantised(t: dict[str, Tensor], other: str, kv_dtype: str | None, numbers: dict) -> tuple[str | None, str]:

@@ -233,6 +233,59 @@ def decode(q, k_cache, v_cache, block_table, cache_seqlens, softmax_scale=None, 
     return o, lse
 
 
+def cascade_places(levels, i: int) -> list[tuple]:
+    """(pages, number of keys) of sequence i in each level.
+
+    `levels`: (offsets, block_table, seqlens) of each; offsets None where every sequence is a group of its own.
+    """
+    places = []
+    for offsets, block_table, seqlens in levels:
+        groups = range(len(seqlens))
+        g = i if offsets is None else next(g for g in groups if int(offsets[g]) <= i < int(offsets[g + 1]))
+        places.append((block_table[g], int(seqlens[g])))
+    return places
+
+
+def cascade_keys(cache, places, xp=np):
+    """`gather` from several places, one behind the other."""
+    return xp.concatenate([bits(gather(cache, *place)) for place in places]).view(cache.dtype)
+
+
+def cascade_ends(places, m: int, causal: bool) -> np.ndarray:
+    """One past the last key that each of M queries sees, (M,) int64: causal hides keys of the last place alone."""
+    *_, own = lengths = [length for _, length in places]
+    return sum(lengths) - own + key_range(m, own, causal)[1]
+
+
+def decode_cascade(q, k_cache, v_cache, levels, softmax_scale=None, xp=np, causal=True):
+    """The last M tokens of each sequence, as queries, against the keys of its groups in all levels.
+
+    Parameters
+    ----------
+    q, k_cache, v_cache
+        As in `decode`.
+    levels : sequence of (offsets, block_table, seqlens)
+        As in `cascade_places`.
+    causal : bool
+        Bottom-right aligned in the last level; those before are seen whole.
+
+    Returns
+    -------
+    o : (B, M, H, D) float64
+    lse : (B, H, M) float64
+    """
+    b, m, h, d = q.shape
+    o, lse = xp.zeros((b, m, h, d)), xp.full((b, h, m), -xp.inf)  # (B, M, H, D), (B, H, M)
+    for i in range(b):
+        places = cascade_places(levels, i)
+        k, v = (cascade_keys(cache, places, xp) for cache in (k_cache, v_cache))  # (N, HKV, D)
+        for j, end in enumerate(cascade_ends(places, m, causal)):
+            row = slice(j, j + 1)
+            o[i : i + 1, row], lse[i : i + 1, :, row] = attention(
+                q[i : i + 1, row], k[None, :end], v[None, :end], False, softmax_scale, xp)
+    return o, lse
+
+
 LATENT = 512  # elements of a row of a latent cache that are the value too
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 OTHER = "other"
-PAGED = ("decode", "mla", "cache")  # families whose loads are batches of contexts in pages
+PAGED = ("decode", "mla", "cascade", "cache")  # families whose loads are batches of contexts in pages
 
 
 def add(out: pd.DataFrame) -> pd.DataFrame:
@@ -22,8 +22,10 @@ def add(out: pd.DataFrame) -> pd.DataFrame:
     named = [model or head for model, head in zip(out["model"], heads)]
     limits = zip(out["memory_limit_bytes"], out["memory_reserve_bytes"])
     # Rows under a limit are another subject: where they met those without one, an `oom` would be both's. So
-    # are graded keys in an order of theirs, and quantised caches: they would be several points at one shape.
-    subjects = zip(named, map(_limit, limits), map(keys, out["key_order"]), map(_cache, out["kv_dtype"]))
+    # are graded keys in an order of theirs, quantised caches and shared prefixes: they would be several points at
+    # one shape.
+    subjects = zip(named, map(_limit, limits), map(keys, out["key_order"]), map(_cache, out["kv_dtype"]),
+                   map(_shared, out["prefix"]))
     out["what"] = [" · ".join(filter(None, words)) for words in subjects]
     out["load"] = [
         _load(row)
@@ -90,6 +92,11 @@ def keys(order: str) -> str:
 def _cache(kv_dtype: str) -> str:
     """"int8 cache" for a row over a quantised one."""
     return f"{kv_dtype} cache" if kv_dtype else ""
+
+
+def _shared(prefix: float) -> str:
+    """"prefix 8K" for a row whose sequences share one."""
+    return f"prefix {count(prefix)}" if prefix > 0 else ""
 
 
 def _limit(sizes: tuple[float, float]) -> str:

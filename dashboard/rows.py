@@ -17,6 +17,7 @@ NUMBERS = (
     "m",
     "n",
     "d",
+    "prefix",
     "page_size",
     "tokens",
     "max_len",

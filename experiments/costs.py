@@ -15,9 +15,16 @@ from cuattn.kernels.base import (
     ceil_div,
 )
 from cuattn.kernels.mla import LATENT
-from cuattn.kernels.shapes import AppendShape, AttentionShape, DecodeShape, PagesShape, ProbeShape
+from cuattn.kernels.shapes import (
+    AppendShape,
+    AttentionShape,
+    CascadeShape,
+    DecodeShape,
+    PagesShape,
+    ProbeShape,
+)
 from experiments.catalog import Entry
-from experiments.sweep import kv_bytes, work
+from experiments.sweep import DECODES, kv_bytes, work
 
 LSE_BYTES, INDEX_BYTES, ANGLE_BYTES = 4, 4, 4
 
@@ -25,6 +32,11 @@ LSE_BYTES, INDEX_BYTES, ANGLE_BYTES = 4, 4, 4
 def lengths_of(params: Mapping[str, Any]) -> list[int]:
     """Context length of each sequence of a decode or cache case."""
     return list(params.get("lengths") or [params["n"]] * params["b"])
+
+
+def shared_pages(params: Mapping[str, Any]) -> int:
+    """Pages at the start of every sequence of a decode case that are the same ones for all."""
+    return params.get("prefix", 0) // params["page_size"]
 
 
 def constants_of(params: Mapping[str, Any]) -> dict[str, Any]:
@@ -42,8 +54,12 @@ def shape_of(params: Mapping[str, Any]):
     family, p = params["family"], params
     if family == "prefill":
         return AttentionShape(p["b"], p["h"], p["hkv"], p["m"], p["n"], p["d"], p["dtype"], p["causal"])
-    if family in ("decode", "mla"):
+    if family in DECODES:
         pages = max([1, *(ceil_div(n, p["page_size"]) for n in lengths_of(p))])
+        if family == "cascade":
+            shared = shared_pages(p)
+            return CascadeShape(p["b"], p["h"], p["hkv"], p["d"], p["page_size"], ((1, shared),), pages - shared,
+                                p["dtype"])
         return DecodeShape(p["b"], p["h"], p["hkv"], p["d"], p["page_size"], pages, p["dtype"], p.get("kv_dtype"))
     if family == "cache":
         rotary = p["d"] if rotates(p) else 0
@@ -69,7 +85,8 @@ def array_bytes(params: Mapping[str, Any]) -> int:
         return 2 * 2 * max(shape.n, 1) * shape.page_bytes + 2 * shape.n * INDEX_BYTES
     new = p["m"] if family == "cache" else 0
     counts = [ceil_div(n + new, p["page_size"]) for n in lengths_of(p)]
-    pool = 2 * max(sum(counts), 1) * p["page_size"] * p["hkv"] * p["d"] * kv_bytes(p)
+    held = sum(counts) - (shared_pages(p) * (p["b"] - 1) if p["b"] else 0)
+    pool = 2 * max(held, 1) * p["page_size"] * p["hkv"] * p["d"] * kv_bytes(p)
     table = p["b"] * (max([1, *counts]) + 1) * INDEX_BYTES
     if family == "mla":
         return pool // 2 + table + rows * (row + LATENT * size + LSE_BYTES)
@@ -104,7 +121,10 @@ def planned(params: Mapping[str, Any], entry: Entry, device) -> tuple[Plan, Cost
         As `plan_of`.
     """
     plan = plan_of(params, entry, device)
-    lengths = lengths_of(params) if params["family"] in ("decode", "mla") else None
+    lengths = lengths_of(params) if params["family"] in DECODES else None
+    if params["family"] == "cascade":
+        prefix = params.get("prefix", 0)
+        lengths = [0, params["b"]], [prefix], [n - prefix for n in lengths]
     return plan, entry.row.cost(shape_of(params), plan, lengths)
 
 

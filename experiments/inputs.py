@@ -14,7 +14,7 @@ from cuattn.dense import round_to
 from cuattn.kernels.base import ceil_div
 from cuattn.quantise import quantise
 from cuattn.reference import bits, rotary_tables, widen
-from experiments.costs import rotates
+from experiments.costs import rotates, shared_pages
 
 CHUNK = 1 << 26  # float32 values drawn at once: 256 MiB beside the array they fill
 KV_SCALES = {"float8_e4m3": 2.0**-6, "int8": 2.0**-5}  # by which N(0, 1) fills a quantised cache: up to ±4
@@ -88,26 +88,28 @@ def grade(k, v, axis: int, order: str, rng, xp) -> None:
     bits(v)[...] = bits(v).take(place, axis=axis)
 
 
-def page_table(lengths: list[int], page_size: int, order: str, seed: int) -> tuple[np.ndarray, int]:
+def page_table(lengths: list[int], page_size: int, order: str, seed: int, shared: int = 0) -> tuple[np.ndarray, int]:
     """(B, max_pages) int32 table over a pool with just enough pages, and their number.
 
-    Entries that hold no token are -1. "shuffled" scatters every sequence over the whole pool.
+    Entries that hold no token are -1. "shuffled" scatters every sequence over the whole pool. `shared`: as many
+    pages at the start are the same ones for all.
     """
     counts = [ceil_div(n, page_size) for n in lengths]
-    total = sum(counts)
+    total = sum(counts) - (shared * (len(counts) - 1) if counts else 0)
     ids = np.random.default_rng(seed).permutation(total) if order == "shuffled" else np.arange(total)
     table = np.full((len(lengths), max([1, *counts])), -1, np.int32)
-    start = 0
+    table[:, :shared] = ids[:shared]
+    start = shared
     for i, count in enumerate(counts):
-        table[i, :count] = ids[start : start + count]
-        start += count
+        table[i, shared:count] = ids[start : start + count - shared]
+        start += count - shared
     return table, max(total, 1)
 
 
 def build(machine, params: Mapping[str, Any]) -> dict[str, Any]:
     """The input arrays of a case by name, as the planning functions of `cuattn` take them.
 
-    prefill: q, k, v. decode: q, k_cache, v_cache, block_table, cache_seqlens. mla: one kv_cache for both.
+    prefill: q, k, v. decode, cascade: q, k_cache, v_cache, block_table, cache_seqlens. mla: one kv_cache for both.
     cache: k, v and the cache of decode, with room for the new tokens; for a kernel that rotates cos and sin.
     pages: k_cache, v_cache, src, dst.
     """
@@ -127,9 +129,8 @@ def build(machine, params: Mapping[str, Any]) -> dict[str, Any]:
     if params["family"] == "pages":
         return _copied(machine, params, lengths, rng)
     new = params["m"] if params["family"] == "cache" else 0
-    table, pages = page_table(
-        [n + new for n in lengths], params["page_size"], params["page_order"], params["seed"]
-    )
+    table, pages = page_table([n + new for n in lengths], params["page_size"], params["page_order"], params["seed"],
+                              shared_pages(params))
     pool = (pages, params["page_size"], hkv, d)
     fresh = {"k": (b, new, hkv, d), "v": (b, new, hkv, d)} if new else {"q": (b, 1, h, d)}
     caches = ("kv_cache",) if params["family"] == "mla" else ("k_cache", "v_cache")

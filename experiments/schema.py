@@ -90,13 +90,14 @@ _PROVENANCE = (
 )
 _PARAMETERS = (
     ("kernel", _STRING, "", "the kernel's name"),
-    ("family", _STRING, "", "prefill, decode, mla, cache, pages or probe"),
+    ("family", _STRING, "", "prefill, decode, mla, cascade, cache, pages or probe"),
     ("model", _STRING, "", "the model whose head counts the shape has"),
     ("b", _INT, "", "batch"),
     ("h", _INT, "", "query heads"),
     ("hkv", _INT, "", "key/value heads"),
     ("m", _INT, "", "queries a sequence"),
     ("n", _INT, "", "keys a sequence; for a ragged batch, null"),
+    ("prefix", _INT, "tokens", "of n, the keys that all sequences share, in the same pages; null: none"),
     ("d", _INT, "", "head dim"),
     ("dtype", _STRING, "", "element type of Q, K, V and O"),
     ("kv_dtype", _STRING, "", "what a quantised cache of K and V holds; null: dtype"),

@@ -17,7 +17,7 @@ from cuattn.compare import Verdict
 from cuattn.compile import CompileError
 from experiments import inputs, peers
 from experiments.catalog import Entry
-from experiments.costs import constants_of
+from experiments.costs import constants_of, shared_pages
 
 
 def make(machine, params: Mapping[str, Any], entry: Entry, trim: Callable[[Mapping], Any], arrays=None):
@@ -122,6 +122,21 @@ class Decode(_Ours):
         return check_decode(self.arrays, o, lse, self.planned.plan.rounding, **inputs.quantised(self.params))
 
 
+class Cascade(Decode):
+    """The same where all sequences begin with one prefix, which is a level of its own."""
+
+    def _plan(self, constants):
+        host = {name: self.machine.download(self.arrays[name]) for name in ("block_table", "cache_seqlens")}
+        prefix, pages, table = self.params.get("prefix", 0), shared_pages(self.params), host["block_table"]
+        shared = (np.array([0, len(table)]), table[:1, :pages], np.array([prefix]))
+        own = (table[:, pages:], host["cache_seqlens"] - prefix)
+        shared, own = ([self.machine.upload(np.ascontiguousarray(x, np.int32)) for x in level]
+                       for level in (shared, own))
+        given = {name: self.arrays[name] for name in ("q", "k_cache", "v_cache")}
+        return cuattn.plan_decode_cascade(**given, levels=[shared, (None, *own)], kernel=self.params["kernel"],
+                                          constants=constants)
+
+
 def check_decode(arrays, o, lse, rounding, **quantised) -> Verdict:
     """Judge paged decode."""
     return compare.check_decode(**arrays, o=o, lse=lse, rounding=rounding, **quantised)
@@ -193,7 +208,7 @@ class CopyPages(_InPlace):
                                         v_after=a["v_cache"])
 
 
-SUBJECTS = {"prefill": Prefill, "decode": Decode, "mla": DecodeMla, "cache": Append, "pages": CopyPages}
+SUBJECTS = {"prefill": Prefill, "decode": Decode, "mla": DecodeMla, "cascade": Cascade, "cache": Append, "pages": CopyPages}
 
 
 class Probe(_Ours):

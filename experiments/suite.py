@@ -41,7 +41,7 @@ class Axis:
     least: int = 0
 
 
-_PAGED = ("decode", "mla", "cache", "pages")
+_PAGED = ("decode", "mla", "cascade", "cache", "pages")
 _ATTENTION = ("prefill", *_PAGED)
 _ALL = (*_ATTENTION, "probe")
 AXES = {
@@ -52,6 +52,7 @@ AXES = {
     "d": Axis(int, _ATTENTION, least=1),
     "m": Axis(int, ("prefill", "cache")),
     "n": Axis(int, _ATTENTION),
+    "prefix": Axis(int, ("decode", "cascade")),  # of n, the keys that all sequences share, in whole pages
     "dtype": Axis(str, _ALL, "bfloat16", DTYPES),
     "kv_dtype": Axis(str, ("decode", "cache"), None, KV_DTYPES),  # without it a cache is of dtype
     "causal": Axis(bool, ("prefill",), False),

@@ -22,6 +22,7 @@ from experiments.suite import AXES, Suite, Sweep
 from experiments.words import UserError, nearest
 
 RAGGED_BATCHES = 4  # batches a request log yields a combination of the other axes
+DECODES = ("decode", "mla", "cascade")  # families that attend to a paged cache with one query a sequence
 DEFAULT_BATCH = {"gpu": 64, "cpu": 4}
 
 
@@ -122,7 +123,7 @@ def _ragged(options: Options, machine: str) -> list[dict[str, Any]]:
 
 def _expand(sweep: Sweep, known: Mapping[str, Entry], options: Options, ragged, where: str) -> Iterable[dict]:
     family = _family(sweep, known, where)
-    if options.lengths is not None and family not in ("decode", "mla"):
+    if options.lengths is not None and family not in DECODES:
         return  # a request log says nothing about the other families
     names = [*sweep.kernels, *(k for k in options.kernels if known[k].family == family)]
     axes = _axes(sweep, family, bool(ragged), where)
@@ -182,11 +183,14 @@ def params_of(name: str, family: str, point: dict[str, Any], constants: dict[str
         params["constants"] = json.dumps(constants, sort_keys=True)
     if family == "prefill":
         params.setdefault("m", params["n"])
-    if family in ("decode", "mla"):
+    if family in DECODES:
         params |= {"m": 1, "lengths_source": params.get("lengths_source", "uniform")}
-    if family in ("decode", "mla", "cache", "pages"):
+    if family in (*DECODES, "cache", "pages"):
         lengths = params.get("lengths") or [params["n"]] * params["b"]
         params |= {"tokens": sum(lengths), "max_len": max(lengths, default=0)}
+        if (prefix := params.get("prefix", 0)) > min(lengths, default=0) or prefix % params["page_size"]:
+            raise UserError(f"prefix: expected whole pages of {params['page_size']} tokens and at most the shortest "
+                            f"context, got {prefix}; change it")
     elif family == "prefill":
         params |= {"tokens": params["b"] * params["n"], "max_len": params["n"]}
     return params
@@ -203,7 +207,7 @@ def within(params: Mapping[str, Any], limits: Mapping[str, Any]) -> bool:
     if not limits.get("min_tokens", tokens) <= tokens <= limits.get("max_tokens", tokens):
         return False
     rows_a_key = 1 if params["family"] == "mla" else 2
-    kv_gb = rows_a_key * tokens * params.get("hkv", 0) * params.get("d", 0) * kv_bytes(params) / 1e9
+    kv_gb = rows_a_key * held_tokens(params) * params.get("hkv", 0) * params.get("d", 0) * kv_bytes(params) / 1e9
     if kv_gb > limits.get("max_kv_gb", kv_gb):
         return False
     scores_gb = rows * params.get("max_len", 0) * size / 1e9
@@ -212,6 +216,11 @@ def within(params: Mapping[str, Any], limits: Mapping[str, Any]) -> bool:
     if limits.get("within_context") and "model" in params:
         return params["max_len"] <= model(params["model"]).max_context
     return True
+
+
+def held_tokens(params: Mapping[str, Any]) -> int:
+    """Tokens whose keys are in memory: a shared prefix is there once."""
+    return params.get("tokens", 0) - max(params.get("b", 0) - 1, 0) * params.get("prefix", 0)
 
 
 def kv_bytes(params: Mapping[str, Any]) -> int:
@@ -232,6 +241,8 @@ def work(params: Mapping[str, Any]) -> tuple[float, float]:
         return 0, 2 * moved
     if params["family"] == "mla":
         return 2 * params["tokens"] * h * (WIDTH + LATENT), rows + moved / 2
+    if params["family"] == "cascade":
+        return 4 * params["tokens"] * h * d, rows + moved * held_tokens(params) / max(params["tokens"], 1)
     if params["family"] == "decode":
         return 4 * params["tokens"] * h * d, rows + moved
     shape = AttentionShape(b, h, hkv, m, params["n"], d, params["dtype"], params["causal"])

@@ -27,6 +27,7 @@ PARAMETERS = (
     "hkv",
     "m",
     "n",
+    "prefix",
     "d",
     "dtype",
     "kv_dtype",

@@ -35,7 +35,14 @@ from cuattn import sources
 from cuattn.cpu import ScheduleError, check_schedules
 from cuattn.devices import CPU
 from cuattn.kernels import ROWS
-from cuattn.kernels.shapes import AppendShape, AttentionShape, DecodeShape, PagesShape, ProbeShape
+from cuattn.kernels.shapes import (
+    AppendShape,
+    AttentionShape,
+    CascadeShape,
+    DecodeShape,
+    PagesShape,
+    ProbeShape,
+)
 from cuattn.machine import DeviceError, RaceError
 from cuattn.paths import KERNELS
 from cuattn.verdict import Verdict
@@ -159,7 +166,9 @@ def _closing(code: str, at: int) -> int:
 # Tunables with which small shapes have many tiles, and every entry of a file runs. Other kernels take their
 # defaults.
 _CHUNKED = {"chunk": 32, "tile_m": 32, "tile_n": 16}
-CONSTANTS = {"chunked_atomic": (_CHUNKED,),
+CONSTANTS = {"cascade": ({"rows": 32, "keys": 16, "warps": 2, "stages": 3, "shares": 3},
+                         {"rows": 16, "keys": 16, "warps": 1, "stages": 2, "shares": 5}),
+             "chunked_atomic": (_CHUNKED,),
              "chunked_fused": (_CHUNKED, {**_CHUNKED, "scores": "global"}),
              "chunked_unfused": (_CHUNKED,),
              "flash": ({"block_m": 32, "block_n": 16, "warps": 2},),
@@ -178,6 +187,7 @@ DIM = 16
 PLANNED = {  # a shape of each family, to ask a row's plan for its files
     "prefill": AttentionShape(1, 1, 1, 70, 150, DIM, "float16", True),
     "decode": DecodeShape(4, 4, 2, DIM, 16, 64, "float16"),
+    "cascade": CascadeShape(4, 4, 2, DIM, 16, ((2, 16),), None, "float16"),
     "mla": DecodeShape(3, 20, 1, 576, 16, 16, "float16"),
     "cache": AppendShape(2, 3, 2, DIM, 16, "float16", rotary=DIM),
     "pages": PagesShape(3, 16, 2, DIM, 2),
@@ -296,7 +306,18 @@ def _decode_mla(machine, row, constants, rng) -> Iterator[Case]:
         *arrays, o, lse, softmax_scale=192**-0.5))
 
 
-CASES = {"prefill": _prefill, "decode": _decode, "mla": _decode_mla}
+def _decode_cascade(machine, row, constants, rng) -> Iterator[Case]:
+    """Groups of many tiles of keys, of few and of none, more rows than a tile has, and keys behind them."""
+    page, width = 16, 16
+    pages = rng.permutation(4 * width).astype(np.int32).reshape(-1, width)
+    q, (k, v) = _upload(machine, rng, 20, 1, 4, DIM), (_upload(machine, rng, 4 * width, page, 2, DIM) for _ in range(2))
+    levels = [[machine.upload(np.array(x, np.int32)) for x in (offsets, table, lengths)]
+              for offsets, table, lengths in (([0, 17, 18, 20], pages[:3], [130, 0, 40]), ([0, 20], pages[3:], [70]))]
+    planned = cuattn.plan_decode_cascade(q, k, v, levels, kernel=row.name, constants=constants)
+    yield _of_parts(planned, lambda o, lse: cuattn.compare.check_decode_cascade(q, k, v, levels, o, lse))
+
+
+CASES = {"prefill": _prefill, "decode": _decode, "mla": _decode_mla, "cascade": _decode_cascade}
 
 
 @contextmanager

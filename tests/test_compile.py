@@ -21,7 +21,14 @@ from cuattn import compile as compiler
 from cuattn import compilers, sources
 from cuattn.devices import for_arch
 from cuattn.kernels import ROWS
-from cuattn.kernels.shapes import AppendShape, AttentionShape, DecodeShape, PagesShape, ProbeShape
+from cuattn.kernels.shapes import (
+    AppendShape,
+    AttentionShape,
+    CascadeShape,
+    DecodeShape,
+    PagesShape,
+    ProbeShape,
+)
 from cuattn.paths import KERNELS
 
 ARCHS = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_120"]
@@ -61,6 +68,10 @@ def shapes(row, arch):
         yield from (DecodeShape(64, h, 1, 576, 64, 64, "bfloat16") for h in (16, 20, 128))
         if more:
             yield DecodeShape(64, 128, 1, 576, 1, 4096, "float16")
+    elif row.family == "cascade":  # few and many rows, of which tiles and warps differ
+        yield from (CascadeShape(b, 8, 2, d, 16, ((1, 256),), None, "bfloat16") for d in usual for b in (8, 64))
+        if more:
+            yield from (CascadeShape(64, 8, 2, d, 1, ((1, 256),), None, "float16", 3) for d in (80, 192))
     elif row.family == "cache":
         yield AppendShape(4, 1, 8, 128, 16, "bfloat16", rotary=128)
         if more:

@@ -56,6 +56,8 @@ DECODE = {
     "seed": 3,
 }
 MLA = {**DECODE, "kernel": "mla", "family": "mla", "h": 20, "d": 576}
+SHARED = {**DECODE, "lengths": [17, 9, 33], "tokens": 59, "prefix": 8}
+CASCADE = {**SHARED, "kernel": "cascade", "family": "cascade"}
 APPEND = {**DECODE, "kernel": "append", "family": "cache", "m": 2}
 QUANTISED = {**DECODE, "kernel": "paged_stream", "kv_dtype": "float8_e4m3"}
 PAGES = {**DECODE, "kernel": "copy_pages", "family": "pages"}
@@ -153,6 +155,8 @@ def test_a_suites_rest_reaches_the_timer(gpu, monkeypatch):
         {**PREFILL, "kernel": "standard", "constants": '{"score": "input"}'},
         DECODE,
         MLA,
+        SHARED,
+        CASCADE,
         APPEND,
         {**APPEND, "kernel": "append_rope"},
         PAGES,
@@ -177,7 +181,7 @@ def test_counted_equals_modelled_for_every_kernel(cpu, params):
         assert (row[name] is None) == (params["family"] in ("cache", "pages", "probe"))
 
 
-@pytest.mark.parametrize("params", [PREFILL, DECODE, MLA, {**APPEND, "page_order": "sorted"},
+@pytest.mark.parametrize("params", [PREFILL, DECODE, MLA, SHARED, {**APPEND, "page_order": "sorted"},
                                     {**APPEND, "kernel": "append_rope"}, PAGES, QUANTISED,
                                     {**APPEND, "kv_dtype": "int8"}])
 def test_the_closed_form_of_memory_is_what_is_allocated(cpu, params):
@@ -359,6 +363,8 @@ def test_page_tables():
     assert sorted(used) == list(range(30)) and used.tolist() != sorted(used)
     assert inputs.page_table([], 4, "sorted", 0)[0].shape == (0, 1)
     assert inputs.page_table([0], 4, "sorted", 0)[1] == 1
+    table, total = inputs.page_table([9, 8, 15], 4, "sorted", 0, shared=2)
+    assert table.tolist() == [[0, 1, 2, -1], [0, 1, -1, -1], [0, 1, 3, 4]] and total == 5
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

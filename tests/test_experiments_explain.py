@@ -18,7 +18,7 @@ from experiments.explain.explaining import Request
 from experiments.words import UserError
 
 ROOT = Path(__file__).resolve().parent.parent
-KERNELS = ("flash", "standard", "paged", "mla", "append", "append_rope", "copy_pages",
+KERNELS = ("flash", "standard", "paged", "mla", "cascade", "append", "append_rope", "copy_pages",
            "copy", "read", "words", "mma", "empty")
 MINE = """
 import dataclasses

@@ -210,6 +210,7 @@ def test_every_suite_of_the_project_plans(name, machine):
     {"kernels": ["standard", "flash", "chunked_fused"], "h": 2, "hkv": 1, "d": [64, 512], "n": 64},
     {"kernels": ["paged", "paged_gather"], "h": 3, "hkv": 2, "d": 64, "n": 64},
     {"kernels": ["mla"], "h": 2, "hkv": 1, "d": [576, 64], "n": 64},
+    {"kernels": ["cascade"], "h": 3, "hkv": 2, "d": 64, "n": 64, "prefix": [0, 32]},
     {"kernels": ["copy_pages"], "h": 2, "hkv": 2, "d": 64, "n": 64, "page_size": [16, 64]},
 ])  # fmt: skip
 def test_what_a_kernel_does_not_take_is_planned_nonetheless(family, machine):
@@ -224,9 +225,9 @@ def test_the_suites_of_the_project_are_complete():
             "precision", "layout", "crossover", "scaling", "roofline"} <= set(suite_names())
     for path in SUITES.glob("*.toml"):
         claims = tomllib.loads(path.read_text(encoding="utf-8"))["claims"]
-        # No article speaks of other libraries, nor of latents or quantised caches.
+        # No article speaks of other libraries, nor of latents, quantised caches or shared prefixes.
         assert set(claims) <= set(range(1, 45))
-        assert claims or path.stem in ("peers", "decode-batch", "gqa", "mla", "kv-dtype")
+        assert claims or path.stem in ("peers", "decode-batch", "gqa", "mla", "kv-dtype", "shared-prefix")
 
 
 @pytest.mark.parametrize("machine", ["cpu", "gpu"])

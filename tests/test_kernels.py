@@ -13,10 +13,11 @@ from cuattn.devices import for_arch
 from cuattn.kernels import ROWS, base, find, load
 from cuattn.kernels.base import Unsupported
 from cuattn.kernels.paged import combine_launch
-from cuattn.kernels.shapes import AppendShape, AttentionShape, DecodeShape, ProbeShape
+from cuattn.kernels.shapes import AppendShape, AttentionShape, CascadeShape, DecodeShape, ProbeShape
 
 PREFILL = AttentionShape(1, 2, 1, 100, 100, 64, "float16")
 DECODE = DecodeShape(1, 2, 1, 64, 16, 4, "float16")
+CASCADE = CascadeShape(1, 2, 1, 64, 16, ((1, 4),), 4, "float16")
 CARD = for_arch("sm_90a")
 
 
@@ -45,7 +46,7 @@ def test_none_and_strings_are_taken_where_they_are_the_default():
 @pytest.mark.parametrize("name", [name for name, row in ROWS.items() if row.constants])
 def test_every_plan_refuses_constants_of_another_kind(name):
     row = ROWS[name]
-    shape = {"prefill": PREFILL, "decode": DECODE, "mla": DECODE, "probe": ProbeShape(1024, 1024)}[row.family]
+    shape = {"prefill": PREFILL, "decode": DECODE, "mla": DECODE, "cascade": CASCADE, "probe": ProbeShape(1024, 1024)}[row.family]
     for constant in row.constants:
         with pytest.raises(Unsupported, match=f"constants: {constant}: expected .*, got 64.0; change it"):
             row.plan(shape, CARD, {constant: 64.0})

@@ -10,9 +10,9 @@ from cuattn.paths import KERNELS
 BEGIN, END = "<!-- ladder: python -m cuattn.kernels -->\n", "<!-- end of ladder -->"
 # As a reader climbs; others follow by name.
 LADDER = ("standard", "chunked_unfused", "chunked_fused", "chunked_atomic", "flash",
-          "flash_hopper", "paged_launches", "paged_gather", "paged", "paged_stream", "mla",
-          "mla_hopper")
-STEPS = {"Prefill": ("prefill",), "Decode": ("decode", "mla"), "The cache": ("cache", "pages"),
+          "flash_hopper", "paged_launches", "paged_gather", "paged", "paged_stream", "cascade",
+          "mla", "mla_hopper")
+STEPS = {"Prefill": ("prefill",), "Decode": ("decode", "cascade", "mla"), "The cache": ("cache", "pages"),
          "The device itself": ("probe",)}
 
 

@@ -160,8 +160,8 @@ class Row:
     Parameters
     ----------
     name, family : str
-        Family is prefill, decode, mla (decode over latents), cache (new rows), pages (copies of them) or
-        probe.
+        Family is prefill, decode, mla (decode over latents), cascade (decode over shared keys), cache (new
+        rows), pages (copies of them) or probe.
     file : str
         Path below `kernels_cu/`; for a kernel from outside absolute, or from its module's folder.
     archs : tuple of str
@@ -182,7 +182,7 @@ class Row:
     plan : callable (shape, device, overrides) -> Plan
     cost : callable (shape, plan, lengths) -> Cost
         `lengths`: of decode the keys of each sequence; of packed sequences where each begins, and the last
-        ends, among the queries and among the keys; else None.
+        ends, among the queries and among the keys; of a cascade see its own; else None.
     arguments : callable (shape, plan, tensors) -> list, one entry a launch, of [(name, value)]
         `tensors` maps names to machine.Tensor; values are Tensor, TileMap or NumPy scalars.
     deterministic : bool

@@ -153,6 +153,52 @@ class DecodeShape:
 
 
 @dataclass(frozen=True)
+class CascadeShape:
+    """M query tokens a sequence against keys that lie in levels, those of groups of neighbouring sequences.
+
+    `levels`: of each whose keys are shared (groups, pages in a row of its table). `own`: the pages in a row of the
+    last level's table, where that holds each sequence's own keys, which alone `causal` may hide; else None.
+    """
+
+    b: int
+    h: int
+    hkv: int
+    d: int
+    page_size: int
+    levels: tuple[tuple[int, int], ...]
+    own: int | None
+    dtype: str
+    m: int = 1
+    causal: bool = False
+
+    @property
+    def decode(self) -> DecodeShape:
+        """The sequences' own keys."""
+        return DecodeShape(self.b, self.h, self.hkv, self.d, self.page_size, self.own or 0, self.dtype, m=self.m,
+                           causal=self.causal)
+
+    @property
+    def group(self) -> int:
+        """Query heads a KV head."""
+        return self.decode.group
+
+    @property
+    def rows(self) -> int:
+        """Of a sequence: queries and heads that share a KV head."""
+        return self.decode.rows
+
+    @property
+    def features(self) -> frozenset[str]:
+        """As `AttentionShape.features` has it."""
+        return self.decode.features
+
+
+def level_name(level: int, array: str) -> str:
+    """What an array of a level of a cascade is called among tensors, and in what is said of it."""
+    return f"levels[{level}].{array}"
+
+
+@dataclass(frozen=True)
 class AppendShape:
     """T new rows a sequence, (B, T, HKV, D), written into a paged cache.
 

@@ -16,7 +16,7 @@ from experiments.words import several
 
 STYLES = {FASTER: "green", SLOWER: "red", SAME: "dim", UNDECIDED: "yellow"}
 NAMED = 4  # cases that a line of exclusions names
-SIZES = ("b", "h", "hkv", "m", "n", "d", "page_size", "bytes", "flops")
+SIZES = ("b", "h", "hkv", "m", "n", "prefix", "d", "page_size", "bytes", "flops")
 # Parameters that go without saying where they have this value.
 USUAL = {
     "page_order": "sorted",

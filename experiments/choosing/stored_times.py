@@ -124,7 +124,7 @@ def trusted(frame: pd.DataFrame, known: Mapping[str, Entry]) -> pd.DataFrame:
     square = (rows["family"] == "prefill") & (rows["m"] == rows["n"]) & (rows["layout"] == "bshd")
     square &= rows["key_order"].isna()
     uniform = (rows["family"] == "decode") & (rows["lengths_source"] == "uniform")
-    uniform &= rows["kv_dtype"].isna()
+    uniform &= rows["kv_dtype"].isna() & rows["prefix"].isna()
     rows = rows[square.fillna(False) | uniform.fillna(False)]
     peer = rows["kernel"].isin([name for name, entry in known.items() if entry.row is None])
     rows = rows[peer | rows["source_hash"].notna()]

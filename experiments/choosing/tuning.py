@@ -68,7 +68,9 @@ def trials(row: Row) -> list[dict[str, Any]]:
 
 
 def sweeps_of(suite: Suite, row: Row) -> list[Sweep]:
-    """The suite's GPU sweeps of the kernel's family, whichever kernels they name.
+    """The suite's GPU sweeps of the kernel's family, whichever kernels they name, without shared prefixes.
+
+    Classes of shapes know none, and their ends may be shorter.
 
     Raises
     ------
@@ -79,7 +81,8 @@ def sweeps_of(suite: Suite, row: Row) -> list[Sweep]:
     from experiments.catalog import PEERS
 
     families = {name: known.family for name, known in ROWS.items()} | PEERS | {row.name: row.family}
-    found = [sweep for sweep in suite.gpu if families.get(sweep.kernels[0]) == row.family]
+    found = [replace(sweep, axes={name: values for name, values in sweep.axes.items() if name != "prefix"})
+             for sweep in suite.gpu if families.get(sweep.kernels[0]) == row.family]
     if not found:
         raise UserError(f"--suite: {suite.name} has no sweep of {row.family} kernels for a GPU; name another")
     return found

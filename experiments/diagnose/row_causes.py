@@ -32,7 +32,7 @@ from experiments.words import UserError, nearest
 FAMILIES = ("prefill", "decode")
 SMALL = 10  # empty launches
 NONE, TOO_SMALL, UNTIMED = "no fault found", "too small to judge", "no time to judge by"
-_SHAPE = ("family", "model", "b", "h", "hkv", "m", "n", "d", "dtype", "kv_dtype", "causal", "layout", "page_size",
+_SHAPE = ("family", "model", "b", "h", "hkv", "m", "n", "prefix", "d", "dtype", "kv_dtype", "causal", "layout", "page_size",
           "page_order", "lengths_source", "tokens", "max_len", "seed", "cache_mode", "mode")
 
 

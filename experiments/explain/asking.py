@@ -42,6 +42,13 @@ LETTERS: dict[str, dict[str, Letter]] = {
         **_HEADS,
     },
     "decode": {"B": Letter("b", 2, "batch"), "N": Letter("n", 256, "keys a sequence"), **_HEADS, **_PAGE},
+    "cascade": {
+        "B": Letter("b", 4, "batch"),
+        "N": Letter("n", 150, "keys a sequence"),
+        "prefix": Letter("prefix", 128, "keys of these that all sequences share, in whole pages"),
+        **_HEADS,
+        **_PAGE,
+    },
     "mla": {
         "B": Letter("b", 2, "batch"),
         "N": Letter("n", 256, "keys a sequence"),
