@@ -56,6 +56,18 @@ class Tensor:
         return Tensor(shape, dtype)
 
 
+class Launched(list):
+    """The bytes of a launch's arguments, in order."""
+
+    def __init__(self, buffers, names):
+        super().__init__(map(bytes, buffers))
+        self._names = names
+
+    def of(self, *names: str) -> list[bytes]:
+        """Those of these names."""
+        return [self[self._names.index(name)] for name in names]
+
+
 def played_driver(name: str, out, *words) -> None:
     """Encodes tensor maps; moves only those that it has encoded."""
     if name == "cuTensorMapEncodeTiled":
@@ -76,8 +88,15 @@ def launches(monkeypatch):
     function = SimpleNamespace(kernel=SimpleNamespace(ptr=1), max_dynamic_shared_size_bytes=1 << 20)
     played._kernel = lambda path, entry: function
     monkeypatch.setattr(gpu.GpuMachine, "clear", lambda self, array: noted.append(("clear", place(array))))
+    begin = gpu.GpuLaunch.__init__
+
+    def named(self, stream, function, grid, block, smem_bytes, args, cluster=1):
+        begin(self, stream, function, grid, block, smem_bytes, args, cluster)
+        self.names = [name for name, _ in args]
+
+    monkeypatch.setattr(gpu.GpuLaunch, "__init__", named)
     monkeypatch.setattr(gpu.GpuLaunch, "__call__",
-                        lambda self: noted.append([bytes(buffer) for buffer in self._buffers]))
+                        lambda self: noted.append(Launched(self._buffers, self.names)))
     monkeypatch.setattr(gpu_driver, "_call", played_driver)
     monkeypatch.setitem(machines._open, "gpu", played)
     monkeypatch.setattr(binding, "repeats", {})
@@ -210,27 +229,27 @@ def test_scales_are_each_calls_own(launches, make, held):
             scales = {name: make(shape, "float32") for name in ("k_scale", "v_scale")}
             for call, first in ((cuattn.decode, (q,)), (cuattn.append_kv, (rows, rows))):
                 call(*first, cache, cache, table, lengths, **scales, **given)
-                assert [address(a) for a in launches[-1][-4:-2]] == [place(x) for x in scales.values()]
+                assert [address(a) for a in launches[-1].of(*scales)] == [place(x) for x in scales.values()]
         for scales in numbers:
             cuattn.decode(q, cache, cache, table, lengths, **scales, **given)
-            assert [address(a) for a in launches[-1][-4:-2]] == [0, 0]
-            assert [np.frombuffer(a, np.float32)[0] for a in launches[-1][-2:]] == [
+            assert [address(a) for a in launches[-1].of("k_scale", "v_scale")] == [0, 0]
+            numbered = launches[-1].of("k_scale_number", "v_scale_number")
+            assert [np.frombuffer(a, np.float32)[0] for a in numbered] == [
                 scales.get(name, 1.0) for name in ("k_scale", "v_scale")]
     assert len(binding.repeats) == 4 + len(numbers)
 
 
 @pytest.mark.parametrize("make", [Array, Tensor])
-@pytest.mark.parametrize("kernel, o_at", [("flash", 3), ("flash_hopper", 4)])
-def test_offsets_and_sinks_are_each_calls_own(launches, make, kernel, o_at):
-    """The arguments behind the output's are: lse, …, sinks, cu_seqlens_q, cu_seqlens_k."""
+@pytest.mark.parametrize("kernel, stored", [("flash", "o"), ("flash_hopper", "g_o")])
+def test_offsets_and_sinks_are_each_calls_own(launches, make, kernel, stored):
     for _ in range(3):
         q, k = make((130, 8, 64), "float16"), make((200, 2, 64), "float16")
         begin_q, begin_k, sinks = make((4,), "int32"), make((4,), "int32"), make((8,), "float32")
         o, lse = cuattn.attention_varlen(q, k, k, begin_q, begin_k, 70, 90, causal=True, sinks=sinks,
                                          kernel=kernel, return_lse=True)
         assert (o.shape, lse.shape) == ((130, 8, 64), (8, 130))
-        assert [address(a) for a in launches[-1][o_at : o_at + 2]] == [place(x) for x in (o, lse)]
-        assert [address(a) for a in launches[-1][-3:]] == [place(x) for x in (sinks, begin_q, begin_k)]
+        passed = launches[-1].of(stored, "lse", "sinks", "cu_seqlens_q", "cu_seqlens_k")
+        assert [address(a) for a in passed] == [place(x) for x in (o, lse, sinks, begin_q, begin_k)]
     assert len(binding.repeats) == 1 and len(launches) == 3
 
 
