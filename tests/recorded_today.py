@@ -9,9 +9,12 @@ from experiments.catalog import current_hashes
 
 
 def as_of_today(folder: Path, *names: str) -> list[Path]:
-    """Copies of `recorded/h200/NAME` below `folder`, each row with a source that its kernel has today."""
+    """Copies of `recorded/h200/NAME` below `folder`, each row with a source that its kernel has today.
+
+    Without names: of all runs there.
+    """
     today, made = current_hashes(), []
-    for name in names:
+    for name in names or [part.parent.name for part in sorted(store.RECORDED.glob(f"h200/*/{store.PART}"))]:
         run = folder / name
         shutil.copytree(store.RECORDED / "h200" / name, run)
         rows = store.read_rows(run)

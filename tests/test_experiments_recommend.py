@@ -11,6 +11,7 @@ from commands import call
 from compared_rows import row
 from hypothesis import given
 from hypothesis import strategies as st
+from recorded_today import as_of_today
 
 from cuattn.devices import CARDS
 from experiments import store
@@ -21,7 +22,6 @@ from experiments.choosing.recommend import Asked, Offer
 from experiments.choosing.stored_times import REACH, Cell, Layout, bracket, estimate, estimates, trusted
 from experiments.diagnose.row_causes import Ceiling
 from experiments.models import by_numbers, model
-from experiments.store import RECORDED
 from experiments.suite import load_suite
 from experiments.words import UserError
 
@@ -72,9 +72,17 @@ def frame(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def recorded():
+def shipped(tmp_path_factory):
+    """The folder of recorded runs, where no kernel has changed since."""
+    folder = tmp_path_factory.mktemp("recorded")
+    as_of_today(folder / "h200")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def recorded(shipped):
     """All that was measured on an H200, launch by launch."""
-    return trusted(store.read_runs(RECORDED / "h200").frame, KNOWN)
+    return trusted(store.read_runs(shipped).frame, KNOWN)
 
 
 def held_out(rows, peers: bool, spoil=lambda rest, best: rest) -> list[tuple[float, bool]]:
@@ -328,11 +336,10 @@ def test_near_times_are_decided_by_memory_then_by_habit():
     assert recommend.pick([], 16) is None
 
 
-def test_a_card_without_rows_gets_a_modelled_answer_by_the_closed_forms():
+def test_a_card_without_rows_gets_a_modelled_answer_by_the_closed_forms(recorded):
     q = replace(asked(1, 4096).question, device=CARDS["A100-80"])
-    rows = trusted(store.read_runs(RECORDED).frame, KNOWN)
     question = Asked(q, q.device.memory_bytes)
-    found = recommend.answer(question, "prefill", rows, KNOWN, Ceiling(2000.0, 300.0, "x"))
+    found = recommend.answer(question, "prefill", recorded, KNOWN, Ceiling(2000.0, 300.0, "x"))
     assert found.modelled and not found.chosen.rows and "torch_flash" in found.missing
     flash = KNOWN["flash"].row
     shape = question.shape("prefill", 0)
@@ -340,7 +347,7 @@ def test_a_card_without_rows_gets_a_modelled_answer_by_the_closed_forms():
     moved = (cost.bytes_loaded + cost.bytes_stored) / 2e6
     assert offer_of(found, "flash").time_us == pytest.approx(max(cost.flops / 3e8, moved))
     assert offer_of(found, "flash").time_us >= found.chosen.time_us
-    none = recommend.answer(question, "prefill", rows, KNOWN, Ceiling())
+    none = recommend.answer(question, "prefill", recorded, KNOWN, Ceiling())
     assert none.chosen is None and "cannot be modelled" in offer_of(none, "flash").refusal
 
 
@@ -353,9 +360,10 @@ def test_far_from_all_rows_the_answer_is_modelled_and_measured_peers_stay_out(fr
 
 
 @pytest.fixture
-def command(monkeypatch, capsys, tmp_path):
+def command(monkeypatch, capsys, tmp_path, shipped):
     """command(words): exit code and what was printed, with tmp_path as the current folder."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(store, "RECORDED", shipped)
 
     def run(*words) -> tuple[int, str]:
         code, out, err = call(monkeypatch, capsys, "recommend", *words)
