@@ -8,8 +8,9 @@ poison      NaN or a wrong value, in the forward order with late copies
 report      any other error of the machine: a copy nobody waited for, a deadlock, an access out of bounds
 schedule    other bits under another schedule
 
-`python -m tests.mutants` tries them all and writes the table to mutants.md, each file with the identity of the
-sources it was written for. test_mutants.py fails where a source has changed since, and tries some of them again.
+`python -m tests.mutants` tries those of every file whose sources have changed since the table in mutants.md was
+written, and of the files that it is given, and writes the table anew, each file with the identity of its sources.
+test_mutants.py fails where a source has changed since, and tries some of them again.
 """
 from __future__ import annotations
 
@@ -59,7 +60,7 @@ VOCABULARY = ("block_sync", "warp_sync", "named_sync", "named_arrive", "cp_async
 WAITS = ("cp_async_wait", "bulk_wait", "bulk_wait_read", "wgmma_wait")  # with the number of groups that may stay in flight
 INSTRUMENTS = ("shadow", "poison", "report", "schedule")
 NOTHING = "(void)0"  # what a deleted call becomes
-ONE_IN = 10  # are tried again by the tests
+ONE_IN = 20  # are tried again by the tests
 STEPS = 1 << 22  # of a block, after which a mutant is taken to wait forever
 
 # Why a mutant that nobody notices is no fault of the instruments, by its key.
@@ -69,6 +70,9 @@ REASONS = {
     "prefill/flash_hopper.cu flash_hopper: `named_sync(1 + CONSUMERS + group, WARPGROUP)`":
         "Each warp lays its O over the 16 rows of Q that only its own part of a product reads; PTX does not say so, "
         "and speaks of the warpgroup.",
+    "prefill/flash_hopper.cu load_keys: `warp_sync()`":
+        "Bytes of a copy may arrive before they are announced: the barrier's phase ends only with the arrival that "
+        "announces them.",
     "decode/mla_hopper.cu finish: `named_sync(SCORING, WARPGROUP)`":
         "The CPU machine ends a product for the whole warpgroup where its first warp waits; PTX ends it for each warp.",
     **dict.fromkeys(
@@ -205,6 +209,11 @@ def files_of(kernel: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for file in made_of for name, _ in sources.sources(file).texts))
 
 
+def kernels_of(file: str) -> tuple[str, ...]:
+    """The kernels that a mutant of this file is tried in."""
+    return tuple(name for name in ROWS if file in files_of(name) and TRIED_AS.get(file, name) == name)
+
+
 @cache
 def all_mutants() -> tuple[Mutant, ...]:
     """Of every file that a kernel of the table is made of."""
@@ -259,8 +268,12 @@ def _prefill(machine, row, constants, rng) -> Iterator[Case]:
         o, lse = planned.outputs
         yield Case(planned.run, {"o": o, "lse": lse}, lambda: cuattn.compare.check_attention(
             q, k, v, o, lse, causal=causal, rounding=planned.plan.rounding))
+    if constants is not CONSTANTS.get(row.name, (constants,))[0]:
+        return  # what other constants change has nothing to do with where rows lie
     if "varlen" in row.features:
         yield _packed(machine, row, constants, rng)
+    if "paged" in row.features:
+        yield _in_pages(machine, row, constants, rng)
 
 
 def _packed(machine, row, constants, rng) -> Case:
@@ -274,6 +287,22 @@ def _packed(machine, row, constants, rng) -> Case:
     o, lse = planned.outputs
     return Case(planned.run, {"o": o, "lse": lse}, lambda: cuattn.compare.check_attention_varlen(
         *arrays, o, lse, causal=True, rounding=planned.plan.rounding))
+
+
+def _in_pages(machine, row, constants, rng) -> Case:
+    """Packed queries over keys and values in pages of no order: of many tiles, and of none."""
+    queries, keys, page, width = (70, 33), (150, 0), 16, 10
+    table = rng.permutation(2 * width).astype(np.int32).reshape(2, width)
+    q, k, v = _upload(machine, rng, sum(queries), 1, DIM), *(_upload(machine, rng, 2 * width, page, 1, DIM)
+                                                             for _ in range(2))
+    offsets = [machine.upload(np.cumsum((0, *lengths), dtype=np.int32)) for lengths in (queries, keys)]
+    planned = cuattn.plan_attention_varlen(q, k, v, *offsets, max_seqlen_q=70, max_seqlen_k=150, causal=True,
+                                           block_table=machine.upload(table), kernel=row.name,
+                                           constants=constants)
+    rows = [x[table[0]].reshape(-1, 1, DIM)[: keys[0]] for x in (k, v)]
+    o, lse = planned.outputs
+    return Case(planned.run, {"o": o, "lse": lse}, lambda: cuattn.compare.check_attention_varlen(
+        q, *rows, *offsets, o, lse, causal=True, rounding=planned.plan.rounding))
 
 
 def _decode(machine, row, constants, rng) -> Iterator[Case]:
@@ -389,9 +418,7 @@ def noticed(machine, mutant: Mutant) -> dict[str, str]:
     with planted(mutant), pytest.MonkeyPatch.context() as patch:
         # A block takes one tile after the other where there are more tiles than multiprocessors.
         patch.setattr(machine, "device", replace(machine.device, sms=1))
-        for row in ROWS.values():
-            if mutant.file not in files_of(row.name) or TRIED_AS.get(mutant.file, row.name) != row.name:
-                continue
+        for row in map(ROWS.get, kernels_of(mutant.file)):
             if row.family not in CASES:
                 raise LookupError(f"{row.name}: expected a family with cases ({', '.join(CASES)}), got "
                                   f"{row.family!r}; write some beside _decode in {Path(__file__).name}")
@@ -443,16 +470,40 @@ def table(results: dict[Mutant, set[str]]) -> str:
     return "\n".join(text) + "\n"
 
 
-def main() -> int:
-    machine, results = cuattn.open_machine("cpu"), {}
+def recorded() -> dict[Mutant, set[str]]:
+    """Who notices each mutant, as the committed table has it."""
+    marks, file = {}, ""
+    for row in TABLE.read_text(encoding="utf-8").splitlines():
+        if row.startswith("## "):
+            file = row[3:]
+        elif file and row.startswith("| `"):
+            function, change, *cells = (cell.strip() for cell in row.strip("|").split("|"))
+            who = {name for name, cell in zip(INSTRUMENTS, cells) if cell}
+            marks[file, function.strip("`"), change] = who
+    keys = {mutant: (mutant.file, mutant.function, mutant.change) for mutant in all_mutants()}
+    return {mutant: marks[key] for mutant, key in keys.items() if key in marks}
+
+
+def aged() -> set[str]:
+    """The files whose sources are not those that the committed table was written for."""
+    of = re.findall(r"^## (.*)\n\nOf the sources `(.*)`", TABLE.read_text(encoding="utf-8"), re.M)
+    return {mutant.file for mutant in all_mutants()} - {file for file, was in of if was == identity(file)}
+
+
+def main(files: list[str]) -> int:
+    if unknown := set(files) - {mutant.file for mutant in all_mutants()}:
+        print(f"expected files below kernels_cu/ that have mutants, got {', '.join(unknown)}", file=sys.stderr)
+        return 2
+    machine, results, again = cuattn.open_machine("cpu"), recorded(), aged() | set(files)
     for mutant in all_mutants():
-        results[mutant] = noticed(machine, mutant)
-        print(f"{str(mutant):70} {' '.join(results[mutant]) or 'survives'}", flush=True)
-    TABLE.write_text(table({mutant: set(said) for mutant, said in results.items()}), encoding="utf-8")
-    wrong = complaints({mutant.key: set(said) for mutant, said in results.items()}, REASONS)
+        if mutant.file in again or mutant not in results:
+            results[mutant] = set(said := noticed(machine, mutant))
+            print(f"{str(mutant):70} {' '.join(said) or 'survives'}", flush=True)
+    TABLE.write_text(table({mutant: results[mutant] for mutant in all_mutants()}), encoding="utf-8")
+    wrong = complaints({mutant.key: who for mutant, who in results.items()}, REASONS)
     print(f"\nwritten to {TABLE}", *wrong, sep="\n")
     return 1 if wrong else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -7,26 +7,12 @@ from dataclasses import replace
 
 import mutants
 import pytest
-from mutants import COMMAND, INSTRUMENTS, TABLE, VOCABULARY, Mutant, all_mutants
+from mutants import COMMAND, TABLE, VOCABULARY, all_mutants
 
 from cuattn.paths import KERNELS
 
 FILES = sorted({mutant.file for mutant in all_mutants()})
 TRIED = all_mutants() if os.environ.get("CUATTN_ALL_MUTANTS") else mutants.sample()
-
-
-def recorded() -> dict[Mutant, set[str]]:
-    """Who notices each mutant, as the committed table has it."""
-    marks, file = {}, ""
-    for row in TABLE.read_text(encoding="utf-8").splitlines():
-        if row.startswith("## "):
-            file = row[3:]
-        elif file and row.startswith("| `"):
-            function, change, *cells = (cell.strip() for cell in row.strip("|").split("|"))
-            who = {name for name, cell in zip(INSTRUMENTS, cells) if cell}
-            marks[file, function.strip("`"), change] = who
-    keys = {mutant: (mutant.file, mutant.function, mutant.change) for mutant in all_mutants()}
-    return {mutant: marks[key] for mutant, key in keys.items() if key in marks}
 
 
 # --- the table
@@ -35,20 +21,32 @@ def recorded() -> dict[Mutant, set[str]]:
 @pytest.mark.parametrize("mutant", TRIED, ids=str)
 def test_who_notices(cpu, mutant):
     said = mutants.noticed(cpu, mutant)
-    was = recorded().get(mutant, "not there")
+    was = mutants.recorded().get(mutant, "not there")
     assert was == set(said), (f"{TABLE.name}: {mutant} is noticed by {said or 'nobody'}, and the table says "
                               f"{was or 'nobody'}; if that is right, rewrite it with: {COMMAND}")
 
 
 def test_the_table_is_what_the_script_writes():
     """Its rows, their order, the counts and the sources it is of, given who notices what."""
-    written = mutants.table(recorded())
-    assert len(recorded()) == len(all_mutants()) and written == TABLE.read_text(encoding="utf-8"), (
+    written = mutants.table(mutants.recorded())
+    assert len(mutants.recorded()) == len(all_mutants()) and written == TABLE.read_text(encoding="utf-8"), (
         f"{TABLE.name} is not up to date; rewrite it with: {COMMAND}")
 
 
+def test_only_what_has_aged_is_tried_anew(monkeypatch, tmp_path):
+    """And the files that are named; what is said of others stays."""
+    results = {mutant: {"poison"} for mutant in all_mutants()}
+    monkeypatch.setattr(mutants, "TABLE", tmp_path / "table.md")
+    mutants.TABLE.write_text(mutants.table(results).replace(mutants.identity("decode/mla.cu"), "0" * 8), "utf-8")
+    monkeypatch.setattr(mutants, "noticed", lambda machine, mutant: {"report": "why"})
+    assert mutants.aged() == {"decode/mla.cu"} and mutants.main(["prefill/flash.cu"]) == 1
+    again = {mutant.file for mutant, who in mutants.recorded().items() if who == {"report"}}
+    assert again == {"decode/mla.cu", "prefill/flash.cu"} and not mutants.aged()
+    assert mutants.main(["absent.cu"]) == 2
+
+
 def test_survivors_have_reasons_and_nothing_else_has():
-    assert mutants.complaints({mutant.key: who for mutant, who in recorded().items()}, mutants.REASONS) == []
+    assert mutants.complaints({mutant.key: who for mutant, who in mutants.recorded().items()}, mutants.REASONS) == []
 
 
 def test_what_is_complained_of():
@@ -62,7 +60,17 @@ def test_what_is_complained_of():
 # --- no false reports
 
 
-@pytest.mark.parametrize("file", FILES)
+def files_that_try_every_kernel() -> list[str]:
+    """As few as there may be: without a mutation, files of the same kernels are the same run."""
+    found, tried = [], set()
+    for file in sorted(FILES, key=lambda file: len(mutants.kernels_of(file)), reverse=True):
+        if not tried.issuperset(kernels := mutants.kernels_of(file)):
+            found.append(file)
+            tried.update(kernels)
+    return found
+
+
+@pytest.mark.parametrize("file", files_that_try_every_kernel())
 def test_a_copy_without_a_mutation_survives(cpu, file):
     first = next(mutant for mutant in all_mutants() if mutant.file == file)
     assert mutants.noticed(cpu, replace(first, becomes=first.call)) == {}
