@@ -9,14 +9,22 @@ from streamlit.testing.v1 import AppTest
 
 from dashboard import data
 
+try:
+    from streamlit.components.v2 import manifest_scanner
+except ImportError:  # an older Streamlit, which has none
+    manifest_scanner = None
+
 APP = Path(data.__file__).with_name("app.py")
 
 
 def opener(tmp_path: Path, monkeypatch):
     """A function that runs one page on the given folders and returns the app.
 
-    An exception on the page fails the test.
+    An exception on the page fails the test. No installed package is searched for components, which takes as long
+    as a page, for each app again.
     """
+    if manifest_scanner:
+        monkeypatch.setattr(manifest_scanner, "scan_component_manifests", list)
     monkeypatch.setattr(data, "current_hashes", dict)
 
     def run(page: str, runs: Path | None = None, shipped: Path | None = None, **query) -> AppTest:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from dashboard_pages import APP, opener, specs, words
+from dashboard_pages import opener, specs, words
 
 from dashboard import charts_kernel, data, source_view, style
 from experiments.explain import facts, saved
@@ -247,19 +245,6 @@ def test_the_timeline_has_a_panel_a_quantity_and_one_for_the_barriers(documents)
 def test_every_chart_looks_like_the_others(open_page):
     for spec in specs(open_page("kernel", shipped=RECORDED, explained_kernel="standard")):
         assert spec["title"]["subtitle"] and spec["config"]["axis"]["gridColor"] == style.GRID
-
-
-def test_no_kernel_and_no_cupy_is_imported():
-    code = (
-        "import sys; from streamlit.testing.v1 import AppTest; "
-        f"app = AppTest.from_file({str(APP)!r}, default_timeout=60); "
-        "app.switch_page('screens/kernel.py').run(); assert not app.exception and app.metric; "
-        "print([name for name in sys.modules if name.split('.')[0] in ('cupy', 'cuattn')])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=data.ROOT, timeout=120
-    )
-    assert done.stdout.strip() == "[]", done.stderr
 
 
 def test_the_glossary_is_the_documents(open_page, documents):

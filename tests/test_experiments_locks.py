@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+from own_cache import own_cache
 from planted import ROOT, SUITE, asleep, command, finished, lines, plant, suite_file, wait_for
 
 from experiments import locks, places, runner, store
@@ -188,7 +189,7 @@ def test_two_resumes_of_one_run(tmp_path):
 
 
 def test_no_gpu_no_lock(tmp_path, monkeypatch):
-    monkeypatch.setenv("CUATTN_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("CUATTN_CACHE_DIR", str(own_cache(tmp_path / "cache")))
     text = SUITE.replace("compile_s = 6", "compile_s = 600")
     finished("run", suite_file(tmp_path, text), "--machine", "cpu", "--out", tmp_path / "run")
     assert not (tmp_path / "cache" / "locks").exists() and (tmp_path / "cache").exists()
