@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 from streamlit.testing.v1 import AppTest
@@ -23,6 +24,7 @@ def opener(tmp_path: Path, monkeypatch):
     An exception on the page fails the test. No installed package is searched for components, which takes as long
     as a page, for each app again.
     """
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])  # a page takes its place for good
     if manifest_scanner:
         monkeypatch.setattr(manifest_scanner, "scan_component_manifests", list)
     monkeypatch.setattr(data, "current_hashes", dict)
