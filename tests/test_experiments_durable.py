@@ -141,7 +141,7 @@ def test_a_reader_in_a_process_of_its_own_never_stumbles(tmp_path):
     assert reader.stdout.readline() == "ready\n"
     store.write_manifest(run, {"run_id": "run"})
     journal, rows = store.Journal(run / "journal-0.jsonl"), []
-    for i in range(60):
+    for i in range(30):
         rows.append(row(i, error="x" * 20000))  # more than a page, so that a line may be seen half written
         journal.append(rows[-1])
         if i % 10 == 9:
