@@ -1,6 +1,7 @@
 # Two commands do everything on a fresh machine: `make demo` and `make test`. They make .venv first.
 # PYTHON=python3.12 picks an interpreter, WHEELS=folder installs offline, JOBS=4 runs as many tests
-# at a time (3 suit two cores: some wait for clocks and processes).
+# at a time (3 suit two cores: some wait for clocks and processes), each a stretch of files, so that what a file's
+# tests share is made once.
 
 PYTHON ?= python3
 JOBS ?= 3
@@ -27,7 +28,7 @@ demo: $(READY)  ## run suite `quick` on the best machine here and show the resul
 	@echo "Dashboard: make dashboard   (or: $(PY) -m streamlit run dashboard/app.py)"
 
 test: $(READY)  ## all tests; those for a GPU only where there is one
-	@$(PY) -m pytest -n $(JOBS)
+	@$(PY) -m pytest -n $(JOBS) --dist worksteal
 
 test-gpu: $(READY)  ## the tests that need a GPU
 	@$(PY) -m pytest -m gpu -rs
