@@ -125,8 +125,7 @@ def test_scratch_is_what_the_recorded_rows_had(suite):
 
 
 @pytest.mark.parametrize("name, card", [("Llama-3.1-8B", "H200"), ("gpt2", "L4"), ("Gemma-2-9b", "A100-40")])
-@pytest.mark.parametrize("context", [4096, 32768])
-@pytest.mark.parametrize("lengths", [(), (500, 1000, 200)])
+@pytest.mark.parametrize("context, lengths", [(4096, ()), (32768, ()), (32768, (500, 1000, 200))])
 def test_the_largest_batch_fits_and_one_more_does_not(name, card, context, lengths):
     device = CARDS[card]
     question = Question(model(name), context, device=device, memory=device.memory_bytes, lengths=lengths)
