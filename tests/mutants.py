@@ -315,6 +315,21 @@ def _decode(machine, row, constants, rng) -> Iterator[Case]:
     planned = cuattn.plan_decode(*arrays, kernel=row.name, constants=constants)
     yield _of_parts(planned, lambda o, lse: cuattn.compare.check_decode(
         *arrays, o, lse, rounding=planned.plan.rounding))
+    if "quantised" in row.features and constants is CONSTANTS[row.name][0]:
+        yield _quantised(machine, row, constants, rng)
+
+
+def _quantised(machine, row, constants, rng) -> Case:
+    """The same over a cache of int8, whose rows are whole steps of a product."""
+    lengths, page, width, d = np.array([130, 5], np.int32), 16, 16, 32
+    pages = rng.permutation(len(lengths) * width).astype(np.int32)
+    k, v = (machine.upload(rng.integers(-127, 128, (len(pages), page, 2, d)).astype("int8")) for _ in range(2))
+    arrays = [_upload(machine, rng, len(lengths), 1, 4, d), k, v,
+              machine.upload(pages.reshape(-1, width)), machine.upload(lengths)]
+    cache = {"kv_dtype": "int8", "k_scale": 0.02, "v_scale": 0.02}
+    planned = cuattn.plan_decode(*arrays, **cache, kernel=row.name, constants=constants)
+    return _of_parts(planned, lambda o, lse: cuattn.compare.check_decode(
+        *arrays, o, lse, **cache, rounding=planned.plan.rounding))
 
 
 def _of_parts(planned, judge) -> Case:
