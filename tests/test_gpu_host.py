@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 
 import ml_dtypes
@@ -11,6 +12,7 @@ import pytest
 
 import cuattn
 from cuattn import binding, gpu_driver
+from cuattn import compile as compiler
 from cuattn import machine as machines
 from cuattn.devices import CARDS
 from cuattn.kernels import ROWS
@@ -94,6 +96,9 @@ def launches(monkeypatch):
         begin(self, stream, function, grid, block, smem_bytes, args, cluster)
         self.names = [name for name, _ in args]
 
+    # What is launched is compiled in test_compile.py.
+    monkeypatch.setattr(compiler, "build", lambda file, entry, constants, target: compiler.Built(
+        Path(file), entry, target, "", 0, 0))
     monkeypatch.setattr(gpu.GpuLaunch, "__init__", named)
     monkeypatch.setattr(gpu.GpuLaunch, "__call__",
                         lambda self: noted.append(Launched(self._buffers, self.names)))
