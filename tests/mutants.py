@@ -232,15 +232,12 @@ def identity(file: str) -> str:
 
 
 def sample() -> tuple[Mutant, ...]:
-    """About one in `ONE_IN` of each file's mutants and at least one, others whenever a source changes."""
+    """One in `ONE_IN` of the mutants, others whenever a source changes."""
     def draw(mutant: Mutant) -> int:
         return int(hashlib.sha256(f"{identity(mutant.file)} {mutant.key}".encode()).hexdigest()[:8], 16)
 
-    by_file: dict[str, list[Mutant]] = {}
-    for mutant in all_mutants():
-        by_file.setdefault(mutant.file, []).append(mutant)
-    return tuple(mutant for found in by_file.values()
-                 for mutant in sorted(found, key=draw)[: -(-len(found) // ONE_IN)])
+    drawn = sorted(all_mutants(), key=draw)
+    return tuple(drawn[: -(-len(drawn) // ONE_IN)])
 
 
 # --- running

@@ -45,8 +45,8 @@ ALIKE = ("paged_gather", "paged_launches")  # they launch `paged` as it stands
 
 def head_dims(row, arch, more):
     """A usual and the largest head dim, and where a kernel is tight those between; of the cards with little shared
-    memory, whose plans are alike, sm_86 gets the largest alone, and so do kernels that others are alike."""
-    if row.name in ALIKE or arch == "sm_86":
+    memory, whose plans are alike, sm_86 and sm_120 get the largest alone, and so do kernels that others are alike."""
+    if row.name in ALIKE or arch in ("sm_86", "sm_120"):
         return (256,)
     if row.name.startswith("chunked") or not more:  # tiles of chunks depend on constants, not on the shape
         return (128, 256)
