@@ -45,20 +45,16 @@ def run_paged(machine, kernel, arrays, queries, keys, page, **options):
     return p, o, lse
 
 
-def takes(kernel, page):
-    return kernel == "flash" or page % 8 == 0
-
-
 # chunks of prompts, of which some have keys before them; sequences without queries, keys, either
 CHUNKS = [((70, 1, 0, 130), (100, 257, 9, 130)), ((20, 0, 5), (0, 0, 33))]
 
 
-@offering("paged")
-@pytest.mark.parametrize("page, causal", [(1, True), (3, False), (8, True), (16, False), (48, True), (64, False),
-                                          (96, True), (256, False), (256, True)])
+@pytest.mark.parametrize("kernel, page, causal", [
+    (kernel, page, causal) for kernel in ("flash", "flash_hopper")
+    for page, causal in ((1, True), (3, False), (8, True), (16, False), (48, True), (64, False), (96, True),
+                         (256, False), (256, True))
+    if kernel == "flash" or page % 8 == 0])  # whole patterns of flash_hopper's swizzle
 def test_pages(machine, randn, kernel, page, causal):
-    if not takes(kernel, page):
-        pytest.skip("flash_hopper takes pages of whole patterns of its swizzle, and `auto` then flash")
     queries, keys = CHUNKS[0]
     run_paged(machine, kernel, qkv(randn, queries, keys), queries, keys, page, causal=causal)
 

@@ -85,14 +85,9 @@ def cost(shape: DecodeShape, plan: Plan, lengths) -> Cost:
         return Cost(0, 0, 0, plan.launch_count, plan.scratch_bytes)
     size, tokens = ELEMENT_BYTES[shape.dtype], sum(lengths)
     taken = shares.stretches(lengths, plan.constants["keys"], plan.constants["groups"], MOST_PARTS)
-    loaded, stored = units * tokens * (WIDTH * size + 4), 0
-    loaded += units * shares.lengths_read(taken, shape.b, groups, threads)
-    for _, done, _, whole in (stretch for share in taken for stretch in share):
-        loaded += shape.h * WIDTH * size
-        stored += shape.h * (LATENT * (size if whole else 4) + 4)
-        if not whole:
-            loaded += shape.h * (LATENT * 4 + LATENT // 4 * 4)
-            stored += shape.h * (LATENT * size + 4) if done == 0 else 0  # once a sequence
+    loaded, stored = shares.results(taken, shape.h, LATENT, size)
+    loaded += sum(map(len, taken)) * shape.h * WIDTH * size
+    loaded += units * (tokens * (WIDTH * size + 4) + shares.lengths_read(taken, shape.b, groups, threads))
     flops = 2 * shape.h * tokens * (WIDTH + LATENT)
     return Cost(flops, loaded, stored, plan.launch_count, plan.scratch_bytes)
 

@@ -115,7 +115,8 @@ def _lengths_read(taken, batch: int, groups: int, keys: int, box: int) -> int:
 
 
 def cost(shape: DecodeShape, plan: Plan, lengths) -> Cost:
-    """Rows and page numbers, of boxes whole ones, once a unit; for each stretch Q and what it leaves; every part read once more."""
+    """Rows and page numbers, of boxes whole ones, once a unit; for each stretch Q and what it leaves; every part
+    read once more."""
     (units, groups, _), merging = plan.launches[0].grid, plan.launches[1].grid[0]
     if not units or not groups:
         return Cost(0, 0, 0, plan.launch_count, plan.scratch_bytes)
@@ -125,15 +126,11 @@ def cost(shape: DecodeShape, plan: Plan, lengths) -> Cost:
     tiles = sum(max(ceil_div(length, keys), 1) for length in lengths)
     most = min(groups, ceil_div(tiles, plan.launches[0].constants["SHARE"]))
     taken = shares.stretches(lengths, keys, most, MOST_PARTS)
-    loaded = units * (copies * ((box or 1) * WIDTH * size + 4) + _lengths_read(taken, shape.b, groups, keys, box))
+    loaded, stored = shares.results(taken, shape.h, LATENT, size)
+    loaded += sum(map(len, taken)) * shape.h * WIDTH * size
+    loaded += units * (copies * ((box or 1) * WIDTH * size + 4) + _lengths_read(taken, shape.b, groups, keys, box))
     loaded += shape.b * merging * MERGERS * 8  # which groups have a sequence
-    stored = shape.b * 8
-    for _, done, _, whole in (stretch for share in taken for stretch in share):
-        loaded += shape.h * WIDTH * size
-        stored += shape.h * (LATENT * (size if whole else 4) + 4)
-        if not whole:
-            loaded += shape.h * (LATENT * 4 + MERGERS * 4)
-            stored += shape.h * (LATENT * size + 4) if done == 0 else 0  # once a sequence
+    stored += shape.b * 8
     flops = 2 * shape.h * tokens * (WIDTH + LATENT)
     return Cost(flops, loaded, stored, plan.launch_count, plan.scratch_bytes)
 

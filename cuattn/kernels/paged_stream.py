@@ -101,24 +101,19 @@ def stretches(plan: Plan, lengths) -> list[list[tuple[int, int, int, bool]]]:
 
 
 def cost(shape: DecodeShape, plan: Plan, lengths) -> Cost:
-    """K, V, page numbers and pages' scales once a unit, heads' scales once a thread; for each stretch Q and what it leaves; every part read once more."""
+    """K, V, page numbers and pages' scales once a unit, heads' scales once a thread; for each stretch Q and what
+    it leaves; every part read once more."""
     (count, groups, _), threads = plan.launches[0].grid, plan.launches[0].block
     if not count or not groups:
         return Cost(0, 0, 0, plan.launch_count, plan.scratch_bytes)
     size, d, warps, rows = ELEMENT_BYTES[shape.dtype], shape.d, threads // WARP, shape.m * shape.h
     keys = [shape.seen(length) for length in lengths]
     key = 2 * d * ELEMENT_BYTES[shape.stored] + 4 + 8 * (shape.scales == "pages")
-    loaded, stored = count * sum(keys) * key + sink_bytes(shape), 0
     taken = stretches(plan, keys)
-    loaded += count * shares.lengths_read(taken, shape.b, groups, threads)
+    loaded, stored = shares.results(taken, rows, d, size)
+    loaded += sum(map(len, taken)) * warps * rows * d * size + sink_bytes(shape)
+    loaded += count * (sum(keys) * key + shares.lengths_read(taken, shape.b, groups, threads))
     loaded += count * len(taken) * threads * 8 * (shape.scales == "heads")
-    for share in taken:
-        for _, done, _, whole in share:
-            loaded += warps * rows * d * size
-            stored += rows * (d * (size if whole else 4) + 4)
-            if not whole:
-                loaded += rows * (d * 4 + d // 4 * 4)
-                stored += rows * (d * size + 4) if done == 0 else 0  # once a sequence
     return Cost(4 * shape.h * shape.pairs(lengths) * d, loaded, stored, plan.launch_count, plan.scratch_bytes)
 
 

@@ -35,6 +35,21 @@ def stretches(lengths, keys: int, groups: int, most_parts: int) -> list[list[tup
     return shares
 
 
+def results(shares, rows: int, d: int, size: int) -> tuple[int, int]:
+    """Bytes (loaded, stored) of what stretches leave of `rows` rows of O, d elements wide, and of their LSE.
+
+    Of a whole sequence O in elements of `size` bytes. Else a part in float32, which merging reads once more, an LSE
+    for each four columns, and once a sequence the result.
+    """
+    loaded = stored = 0
+    for _, done, _, whole in (stretch for share in shares for stretch in share):
+        stored += rows * (d * (size if whole else 4) + 4)
+        if not whole:
+            loaded += rows * (d * 4 + d // 4 * 4)
+            stored += rows * (d * size + 4) if done == 0 else 0
+    return loaded, stored
+
+
 def lengths_read(shares, batch: int, groups: int, threads: int, walks: int = 2) -> int:
     """Bytes of lengths that blocks read, one of each of `groups` groups.
 
