@@ -22,7 +22,8 @@ for name, make in CASES.items():
     machine.synchronize()
     print("ran", name, flush=True)
 """
-CLEAN = {"memcheck": r"ERROR SUMMARY: 0 errors", "racecheck": r"RACECHECK SUMMARY: 0 hazards displayed"}
+NO_ERRORS = r"ERROR SUMMARY: 0 errors"
+CLEAN = {"memcheck": NO_ERRORS, "initcheck": NO_ERRORS, "racecheck": r"RACECHECK SUMMARY: 0 hazards displayed"}
 
 
 def findings(tool: str, said: str) -> str:
@@ -49,6 +50,7 @@ def test_kernels_are_clean(tool):
 @pytest.mark.parametrize("tool, said, found", [
     ("memcheck", "========= COMPUTE-SANITIZER\nran flash\n========= ERROR SUMMARY: 0 errors\n", False),
     ("memcheck", "========= Invalid __global__ write of size 16\n========= ERROR SUMMARY: 10 errors\n", True),
+    ("initcheck", "========= Uninitialized __global__ memory read of size 4\n========= ERROR SUMMARY: 1 error\n", True),
     ("racecheck", "========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)\n", False),
     ("racecheck", "========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)\n", True),
     ("memcheck", "Traceback: no device\n", True),

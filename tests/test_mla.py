@@ -235,7 +235,7 @@ def test_more_sequences_than_a_warp_looks_at(machine, rng, randn, kernel):
 
 
 def test_a_sequence_is_not_cut_into_more_parts_than_merging_pays(machine, rng, randn):
-    n, groups = 16 * (MOST_PARTS + 8), MOST_PARTS + 8
+    n, groups = 16 * 2 * MOST_PARTS, 2 * MOST_PARTS
     run(machine, randn(1, 1, 1, WIDTH), latents(rng, [n]), **small("mla", groups=groups))
     assert len(stretches([n], 16, groups, MOST_PARTS)) == MOST_PARTS
 

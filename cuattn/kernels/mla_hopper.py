@@ -29,7 +29,8 @@ WARPGROUP, PRODUCT_ROWS = 128, 64  # threads; rows of a product
 THREADS, MERGERS = 4 * WARPGROUP, LATENT // 4  # of the two launches
 MOST_PARTS = 256  # of a sequence, in the mean; the kernel's own
 HEADS, TILE_KEYS = (16, 32, 64), (32, 64)
-MERGING_BLOCKS = 8  # for each multiprocessor
+ROOM = 16  # parts that a thread of the second launch has on their way, of 16 bytes
+MERGING_BLOCKS = 7  # for each multiprocessor
 
 
 def smem_bytes(rows: int, keys: int, stages: int) -> int:
@@ -95,7 +96,7 @@ def plan(shape: DecodeShape, device, overrides=None) -> Plan:
     launches = (
         Launch(FILE, "mla_hopper", (units, groups if shape.b else 0, 1), THREADS, compiled["SMEM_BYTES"], compiled,
                maps=maps),
-        Launch(FILE, "mla_hopper_merge", (merging, shape.b, 1), MERGERS, 0, compiled),
+        Launch(FILE, "mla_hopper_merge", (merging, shape.b, 1), MERGERS, MERGERS * ROOM * 16, compiled),
     )
     return Plan(launches, {**chosen, "rows": rows, "groups": groups}, scratch)
 
@@ -123,9 +124,7 @@ def cost(shape: DecodeShape, plan: Plan, lengths) -> Cost:
     size, tokens, keys = ELEMENT_BYTES[shape.dtype], sum(lengths), plan.constants["keys"]
     box = plan.launches[0].constants["BOX"]
     copies = sum(ceil_div(length, box or 1) for length in lengths)
-    tiles = sum(max(ceil_div(length, keys), 1) for length in lengths)
-    most = min(groups, ceil_div(tiles, plan.launches[0].constants["SHARE"]))
-    taken = shares.stretches(lengths, keys, most, MOST_PARTS)
+    taken = shares.stretches(lengths, keys, groups, MOST_PARTS, plan.launches[0].constants["SHARE"])
     loaded, stored = shares.results(taken, shape.h, LATENT, size)
     loaded += sum(map(len, taken)) * shape.h * WIDTH * size
     loaded += units * (copies * ((box or 1) * WIDTH * size + 4) + _lengths_read(taken, shape.b, groups, keys, box))

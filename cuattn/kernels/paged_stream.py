@@ -27,14 +27,14 @@ MOST_PARTS = 64  # of a sequence, in the mean; the kernel's own
 
 
 def smem_bytes(shape: DecodeShape, keys: int, warps: int, stages: int) -> int:
-    """sizeof(Smem): of each warp the rings of Q, K and V, whose tiles O takes the place of, and its m and l; LSE
-    of 16 rows and a word. Where pages have scales, those of a tile's keys lie before it."""
+    """sizeof(Smem): of each warp the rings of Q, K and V, whose tiles O takes the place of, and its m and l. Where
+    pages have scales, those of a tile's keys lie before it."""
     rows, row = min(max(shape.rows, 1), MMA_ROWS), 2 * round_up(shape.d, MMA_ROWS)
     tile = 2 * round_up(keys * row * ELEMENT_BYTES[shape.stored] // 2, 128)
     if shape.scales == "pages":
         tile += round_up(2 * 4 * keys, 128)
     q, stage = round_up(rows * row, 128), max(tile, round_up(rows * 2 * row, 128))
-    return round_up(warps * (stages * (q + stage) + 2 * 4 * MMA_ROWS) + 4 * MMA_ROWS + 16, 128)
+    return warps * (stages * (q + stage) + 2 * 4 * MMA_ROWS)
 
 
 def _shape_of_block(shape: DecodeShape, device, chosen) -> tuple[int, int, int, int]:
@@ -88,7 +88,7 @@ def plan(shape: DecodeShape, device, overrides=None) -> Plan:
     }
     rows = min(max(shape.rows, 1), MMA_ROWS)
     scratch = {"part": ((2 * blocks, rows, shape.d), "float32"), "part_lse": ((2 * blocks, rows), "float32"),
-               "tickets": ((shape.b * units(shape),), "int32")}
+               "tickets": ((shape.b * units(shape) * warps,), "int32")}
     launch = Launch("decode/paged_stream.cu", "paged_stream", grid, WARP * warps, smem, compiled)
     tunables = {"keys": keys, "warps": warps, "stages": stages, "blocks_per_sm": per_sm, "groups": groups}
     return Plan((launch,), tunables, scratch, zeroed=frozenset({"tickets"}))

@@ -1,4 +1,4 @@
-"""Equal shares of one list of tiles, as paged_stream.cu and decode/shares.cuh divide it on the device."""
+"""Equal shares of one list of tiles, as decode/shares.cuh divides it on the device."""
 from __future__ import annotations
 
 from cuattn.kernels.base import WARP, Unsupported, ceil_div
@@ -13,39 +13,41 @@ def check_list(kernel: str, most: int, groups: int, tiles: str, instead: str) ->
                           f"{tiles}, got {most}; {instead}")
 
 
-def stretches(lengths, keys: int, groups: int, most_parts: int) -> list[list[tuple[int, int, int, bool]]]:
-    """What each group takes of sequences cut into tiles of so many keys.
+def stretches(
+    lengths, keys: int, groups: int, most_parts: int, fewest: int = 1
+) -> list[list[tuple[int, int, int, bool]]]:
+    """What each group that has a share takes of sequences cut into tiles of so many keys.
 
     Of each stretch (sequence, first tile, tiles, whether it is the whole sequence). `most_parts`: groups for
-    each sequence.
+    each sequence; `fewest`: tiles of a share.
     """
     work = [max(ceil_div(length, keys), 1) for length in lengths]
     total = sum(work)
-    groups = min(groups, total, most_parts * len(lengths))
-    shares, at, b, done = [], 0, 0, 0
-    for group in range(groups):
-        end, share = (group + 1) * total // groups, []
-        while at < end:
+    size = max(ceil_div(total, min(groups, most_parts * len(lengths))), fewest)
+    taken, b, done = [], 0, 0
+    for begin in range(0, total, size):
+        left, share = min(size, total - begin), []
+        while left:
             if done == work[b]:
                 b, done = b + 1, 0
-            count = min(work[b] - done, end - at)
+            count = min(work[b] - done, left)
             share.append((b, done, count, count == work[b]))
-            at, done = at + count, done + count
-        shares.append(share)
-    return shares
+            left, done = left - count, done + count
+        taken.append(share)
+    return taken
 
 
 def results(shares, rows: int, d: int, size: int) -> tuple[int, int]:
     """Bytes (loaded, stored) of what stretches leave of `rows` rows of O, d elements wide, and of their LSE.
 
-    Of a whole sequence O in elements of `size` bytes. Else a part in float32, which merging reads once more, an LSE
-    for each four columns, and once a sequence the result.
+    Of a whole sequence O in elements of `size` bytes. Else a part in float32, which merging reads once more, its LSE
+    once for what a warp has of a row, and once a sequence the result.
     """
     loaded = stored = 0
     for _, done, _, whole in (stretch for share in shares for stretch in share):
         stored += rows * (d * (size if whole else 4) + 4)
         if not whole:
-            loaded += rows * (d * 4 + d // 4 * 4)
+            loaded += rows * 4 * (d + ceil_div(d, 4 * WARP))
             stored += rows * (d * size + 4) if done == 0 else 0
     return loaded, stored
 

@@ -33,6 +33,7 @@ static_assert(KEYS % WARPS == 0 && MINE <= WARP, "a lane looks up the page of a 
 
 using QueryTile = SwizzledTile<Element, ROWS, WIDTH>;
 using KeyTile = SwizzledTile<Element, KEYS, WIDTH>;
+constexpr int ROOM = room_in(sizeof(KeyTile) / WARPS);  // for parts, where the last tile was
 using WeightTile = SwizzledTile<Element, ROWS, KEYS>;
 using List = Shares<KEYS, MOST_PARTS>;
 
@@ -217,13 +218,10 @@ DEVICE void store_output(const Smem& s, Output& r_o, T* g_o, int64_t stride, flo
 DEVICE bool comes_last(Smem& s, int* g_ticket, int count) {
   block_sync();
   if (threadIdx.x == 0) {
-    device_fence();  // NOTE: of all that the barrier put before it, not of this thread's stores alone
     store_shared(&s.last, int(take_ticket(g_ticket, count)));
   }
   block_sync();
-  const bool last = load_shared(&s.last);
-  if (last) device_fence();
-  return last;
+  return load_shared(&s.last);
 }
 
 KERNEL(THREADS, 1)
@@ -233,7 +231,7 @@ mla(const View<const Element, 4> g_q, const View<const Element, 4> g_kv, const V
   Smem& s = dynamic_smem<Smem>();
   const int unit = blockIdx.x, group = blockIdx.y, h0 = unit * ROWS, rows = min(HEADS - h0, ROWS);
   const List list(g_lengths, BATCH, gridDim.y);
-  if (group >= list.groups) return;
+  if (!list.has_share(group)) return;
   int now = list.begin(group);
   const int end = list.begin(group + 1);
   Place<KEYS> at = list.find(now);
@@ -292,15 +290,15 @@ mla(const View<const Element, 4> g_q, const View<const Element, 4> g_kv, const V
                         list.group_of(first + at.tiles() - 1)};
       const int mine = parts.place(group, at.tile == 0);
       store_output(s, r_o, g_part.at(mine), LATENT, g_part_lse.at(mine), rows, sigma);
-      if (comes_last(s, g_tickets + at.b * gridDim.x + unit, parts.count()))
+      if (comes_last(s, g_tickets + at.b * gridDim.x + unit, parts.count())) {
+        Quad* room = reinterpret_cast<Quad*>(&s.ring[(t + STAGES - 1) % STAGES]) + warp_id() * (ROOM * WARP);
         for (int i = threadIdx.x; i < rows * (LATENT / 4); i += THREADS) {
           const int row = i / (LATENT / 4), col = i % (LATENT / 4) * 4;
           float lse;
-          const Quad o = parts.merged<8>(row, col, lse);
-          Element* to = g_o.at(at.b, 0, h0 + row) + col;
-          store_pair(to, o.x[0], o.x[1]), store_pair(to + 2, o.x[2], o.x[3]);
+          store_quad(g_o.at(at.b, 0, h0 + row) + col, parts.merged<ROOM>(room, row, col, true, lse));
           if (col == 0) store_global(g_lse.at(at.b, h0 + row), lse);
         }
+      }
     }
     now += count;
     if (more) list.skip(at, count);

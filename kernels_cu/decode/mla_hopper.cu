@@ -33,7 +33,7 @@ constexpr int LATENT = 512, WIDTH = LATENT + 64, PANEL_COLS = 64;
 constexpr int THREADS = 4 * WARPGROUP, WARPS_OF_GROUP = WARPGROUP / WARP, COLS = LATENT / 2;
 constexpr int COPY_REGISTERS = 48, SCORE_REGISTERS = 144, SUM_REGISTERS = 160;
 constexpr int MOST_PARTS = 256;  // of a sequence, in the mean
-constexpr int MERGERS = LATENT / 4;
+constexpr int MERGERS = LATENT / 4, ROOM = 16;
 static_assert(WGMMA_ROWS % ROWS == 0 && ROWS % 16 == 0, "a product has room for all rows");
 
 using QueryTile = SwizzledTile<Element, ROWS, WIDTH>;
@@ -58,12 +58,7 @@ struct Smem {
 };
 static_assert(sizeof(Smem) == SMEM_BYTES, "the plan's shared memory must be this struct");
 
-/// The list, in shares of at least SHARE tiles, which are worth a part.
-struct List : Shares<KEYS, MOST_PARTS> {
-  METHOD List(const int* g_lengths, int batch, int most) : Shares<KEYS, MOST_PARTS>(g_lengths, batch, most) {
-    groups = min(groups, ceil_div(total, SHARE));
-  }
-};
+using List = Shares<KEYS, MOST_PARTS>;
 
 /// The i-th use of the ring: which stage, and the parity of its phase.
 struct Use {
@@ -411,8 +406,8 @@ mla_hopper(const View<const Element, 4> g_q, const __grid_constant__ Copier::Cac
     }
     copier.prepare();
   }
-  const List list(g_lengths, BATCH, gridDim.y);
-  if (blockIdx.y >= list.groups) return;
+  const List list(g_lengths, BATCH, gridDim.y, SHARE);  // so many tiles are worth a part
+  if (!list.has_share(blockIdx.y)) return;
   const Share share(list, blockIdx.y);
   block_sync();
   // Of a group two places for parts: the rest of a sequence, and the start of another.
@@ -449,20 +444,23 @@ mla_hopper(const View<const Element, 4> g_q, const __grid_constant__ Copier::Cac
   }
 }
 
+struct MergeSmem {
+  Quad room[MERGERS / WARP][ROOM * WARP];
+};
+
 /// The sequences that shares have cut: O and LSE from their parts. A thread has four columns.
 KERNEL(MERGERS, 1)
 mla_hopper_merge(const View<Element, 4> g_o, const View<float, 3> g_lse, const View<float, 3> g_part,
                  const View<float, 2> g_part_lse, const View<int, 2> g_cuts, int HEADS) {
   const int b = blockIdx.y, first = load_global(g_cuts.at(b)), last = load_global(g_cuts.at(b) + 1);
   if (first == last) return;
+  Quad* room = dynamic_smem<MergeSmem>().room[warp_id()];
 #pragma unroll 1
   for (int h = blockIdx.x; h < HEADS; h += gridDim.x) {
     const Parts parts{g_part, g_part_lse, h / ROWS, ceil_div(HEADS, ROWS), first, last};
     const int col = threadIdx.x * 4;
     float lse;
-    const Quad o = parts.merged<16>(h % ROWS, col, lse);
-    Element* to = g_o.at(b, 0, h) + col;
-    store_pair(to, o.x[0], o.x[1]), store_pair(to + 2, o.x[2], o.x[3]);
+    store_quad(g_o.at(b, 0, h) + col, parts.merged<ROOM>(room, h % ROWS, col, true, lse));
     if (threadIdx.x == 0) store_global(g_lse.at(b, h), lse);
   }
 }

@@ -2,27 +2,26 @@
 // paged.cu, the queries and heads that share a KV head are the rows of a tensor-core tile).
 //
 // The keys of the batch that queries see are one list of rounds: sequence after sequence, each cut into rounds
-// of WARPS tiles. Groups of blocks take equal shares of it, whatever the lengths, which they read on the device:
-// so one launch, and a captured graph follows them as they grow. In a group each block has one KV head. A
-// sequence that lies in one share is finished there; of one that several shares cut, each block leaves its part,
-// and the last to do so merges them in their order. A sink is in the part that has the first keys.
+// of WARPS tiles. Groups of blocks take equal shares of it (shares.cuh), whatever the lengths, which they read on
+// the device: so one launch, and a captured graph follows them as they grow. In a group each block has one KV
+// head. A sequence that lies in one share is finished there; of one that several shares cut, each block leaves
+// its part, and the last to do so merges them in their order. A sink is in the part that has the first keys.
 //
-//   share of group g = rounds [⌊g R / G⌋, ⌊(g + 1) R / G⌋)     of R rounds over G groups
-//
-// and where they are compiled in, as in flash.cu: CAUSAL among the last M tokens, WINDOW, SOFTCAP, SINKS
+// Where they are compiled in, as in flash.cu: CAUSAL among the last M tokens, WINDOW, SOFTCAP, SINKS
 //
 // grid    (HKV · ceil(M · GROUP / 16), groups), as many as are resident at once. NOTE: the blocks of a group run
 //         side by side, so that the heads of a token, neighbours in memory, are read at the same time
 // block   WARPS warps; in a round each takes its own tile of KEYS keys, from its own ring of STAGES tiles, which
-//         runs on from sequence to sequence; no block barrier in the loop. Where one ends the warps' states merge
+//         runs on from sequence to sequence; no block barrier in the loop. Where one ends the warps' states merge;
+//         of a sequence that is cut, each warp merges those rows whose parts it has left itself
 // smem    of each warp the ring, and in the same copies Q; its O takes the place of the tile it has used last
 // bytes   the K and V row of every listed key once a KV head (once for each 16 rows of Q), its page number and, of
 //         a quantised cache whose pages have scales, those; Q once a warp for each stretch of a sequence; O and
 //         LSE; of a sequence that is cut, every part written and read
 #include "decode/products.cuh"
 #include "decode/rows.cuh"
+#include "decode/shares.cuh"
 #include "prim/paging.cuh"
-#include "prim/scan.cuh"
 #include "prim/softcap.cuh"
 #include "prim/softmax.cuh"
 #include "prim/swizzled.cuh"
@@ -48,69 +47,27 @@ struct QueryTile {
 union Stage {
   Tile tile;
   float o[ROWS][D_PAD];
+
+  METHOD Quad* room() { return reinterpret_cast<Quad*>(this); }  // for parts of a sequence that is cut
 };
 struct Smem {
   QueryTile q[WARPS][STAGES];
   Stage ring[WARPS][STAGES];
-  float m[WARPS][MMA_M], l[WARPS][MMA_M], lse[MMA_M];
-  alignas(16) int last;  // whether this block merges the parts
+  float m[WARPS][MMA_M], l[WARPS][MMA_M];
 };
 static_assert(sizeof(Smem) == SMEM_BYTES, "the plan's shared memory must be this struct");
 
-/// Rounds of so many keys. NOTE: without keys there is one all the same, which leaves 0 and −∞.
-DEVICE int rounds_of(int keys) { return max(ceil_div(keys, ROUND), 1); }
+/// Of a sequence, the first key that some query sees.
+struct FirstSeen {
+  int left;  // of the window
 
-/// A round: of which sequence, and which of its own.
-struct Place {
-  int b, round, length, first;  // `first`: the sequence's first key that is seen
-
-  METHOD int rounds() const { return rounds_of(length - first); }
-  /// Of this warp, in the round that is so many behind.
-  METHOD int key0(int ahead = 0) const { return first + (round + ahead) * ROUND + warp_id() * KEYS; }
+  METHOD int operator()(int length) const { return first_seen(length, left); }
 };
+using Rounds = Shares<ROUND, MOST_PARTS, FirstSeen>;
+using Round = Rounds::At;
 
-/// The list of rounds, and the groups' shares of it.
-struct Rounds {
-  const int* g_lengths;
-  int batch, left, total, groups;  // `left`: of the window
-
-  METHOD Rounds(const int* g_lengths, int batch, int left) : g_lengths(g_lengths), batch(batch), left(left) {
-    int mine = 0;
-#pragma unroll 4
-    for (int b = lane_id(); b < batch; b += WARP) mine += place(b, 0, load_global(g_lengths + b)).rounds();
-    total = warp_sum(mine);
-    groups = min(min(int(gridDim.y), total), MOST_PARTS * batch);
-  }
-  /// Where a group's share begins. NOTE: the plan sees to it that these products fit 32 bits.
-  METHOD int share(int group) const { return group * total / groups; }
-  /// The group in whose share a round is.
-  METHOD int group_of(int round) const { return ((round + 1) * groups - 1) / total; }
-
-  METHOD Place place(int b, int round, int length) const {
-    return {b, round, length, first_seen(length, left)};
-  }
-
-  /// Where a round of the list is.
-  METHOD Place find(int round) const {
-    int before = 0;
-#pragma unroll 1
-    for (int first = 0;; first += WARP) {
-      const int b = first + lane_id(), length = b < batch ? load_global(g_lengths + b) : 0;
-      const int mine = b < batch ? place(b, 0, length).rounds() : 0, upto = before + warp_prefix(mine);
-      const int lane = warp_sum(upto <= round);  // so many sequences of these end before it
-      if (lane < WARP)
-        return place(first + lane, round - shuffle(upto - mine, lane), shuffle(length, lane));
-      before = shuffle(upto, WARP - 1);
-    }
-  }
-  METHOD void skip(Place& at, int count) const {
-    at.round += count;
-    if (at.round < at.rounds()) return;
-    at.round = 0;
-    at.length = ++at.b < batch ? load_global(g_lengths + at.b) : 0;
-    at.first = first_seen(at.length, left);
-  }
-};
+/// The first key of this warp's tile in a round, or in the one that is so many behind.
+DEVICE int key0_of(const Round& at, int ahead = 0) { return at.first_key() + ahead * ROUND + warp_id() * KEYS; }
 
 /// A warp's copies, which run ahead of its products from sequence to sequence.
 struct Loader {
@@ -120,7 +77,7 @@ struct Loader {
   const Scales& scales;
   const Rounds& list;
   const Rows& rows;
-  Place at;
+  Round at;
   int left;     // rounds of the share not yet begun
   int pages;    // in lane i the page of the next tile's key i
   int stretch;  // that the next tile belongs to, the first one 0
@@ -128,24 +85,24 @@ struct Loader {
 
   METHOD Loader(const View<const Element, 4>& g_q, const View<const Cell<Stored>, 4>& g_k,
                 const View<const Cell<Stored>, 4>& g_v, const View<const int, 2>& g_table, const Scales& scales,
-                const Rounds& list, const Rows& rows, Place at, int left)
+                const Rounds& list, const Rows& rows, Round at, int left)
       : g_q(g_q), g_k(g_k), g_v(g_v), g_table(g_table), scales(scales), list(list), rows(rows), at(at), left(left),
         pages(fetch_pages()), stretch(0), first(true) {}
   METHOD int fetch_pages() const {
-    const int key = at.key0() + lane_id();
+    const int key = key0_of(at) + lane_id();
     return lane_id() < KEYS && key < at.length ? page_of<PAGE_SIZE>(g_table.at(at.b), key) : 0;
   }
-  /// Starts the next tile, before a stretch's first one its Q, and looks up the pages of the tile behind, so
-  /// that no copy waits for them.
+  /// Starts the next tile, with a stretch's first one its Q, and looks up the pages of the tile behind, so that no
+  /// copy waits for them.
   METHOD void start_loading(QueryTile (&q)[STAGES], Tile& s) {
     if (left-- <= 0) return;
-    const Place now = at;
-    const int key0 = now.key0(), mine = key0 + lane_id();
+    const Round now = at;
+    const bool begins = first;
+    const int begun = stretch, key0 = key0_of(now), mine = key0 + lane_id();
     // Each lane places the row of its own key, and tells the lanes that copy it.
     const int64_t k_row = int64_t(row_in_page<PAGE_SIZE>(g_k, pages, mine, rows.hkv)),
                   v_row = int64_t(row_in_page<PAGE_SIZE>(g_v, pages, mine, rows.hkv));
     s.start_loading(scales, int64_t(pages) * (gridDim.x / ROW_TILES) + rows.hkv, mine < now.length);
-    if (first) rows.load_q<WARP>(q[stretch % STAGES].rows, g_q, now.b, lane_id());
     if (left > 0) {
       list.skip(at, 1);
       first = at.b != now.b, stretch += first;
@@ -163,106 +120,56 @@ struct Loader {
       cp_async16(s.k.at(row, walk.col), k + walk.col, valid);
       cp_async16(s.v.at(row, walk.col), v + walk.col, valid);
     }
+    if (begins) rows.load_q<WARP>(q[begun % STAGES].rows, g_q, now.b, lane_id());
   }
 };
 
-struct alignas(16) Quad {
-  float x[4];
-};
-
-/// Merges the warps' states: each brings its O to the weight that its keys have among all, and leaves it where
-/// `s.ring[warp][used]` was; s.lse is the rows' LSE.
-DEVICE void merge_warps(Smem& s, int used, Accumulator<MMA_M, D_PAD>& r_o, Softmax<MMA_M>& softmax,
-                        float sigma, float o_scale) {
-  const float sigma2 = sigma * LOG2_E;
+/// A warp's states and O, the latter where its tile `used` was.
+DEVICE void leave(Smem& s, int used, const Accumulator<MMA_M, D_PAD>& r_o, Softmax<MMA_M>& softmax, float o_scale) {
   constexpr int HALVES = ROWS > 8 ? 2 : 1;  // of the tile's 16 rows
   softmax.finish();
-#pragma unroll
-  for (int half = 0; half < HALVES; ++half)
-    if (lane_id() % 4 == 0) {
-      store_shared(&s.m[warp_id()][r_o.row(0, half)], softmax.row[0][half].m);
-      store_shared(&s.l[warp_id()][r_o.row(0, half)], softmax.row[0][half].l);
-    }
-  block_sync();
+  warp_sync();  // all lanes have read the tile
 #pragma unroll
   for (int half = 0; half < HALVES; ++half) {
     const int row = r_o.row(0, half);
     if (row >= ROWS) continue;
-    float top = -INFINITY;
-#pragma unroll
-    for (int w = 0; w < WARPS; ++w) top = fmaxf(top, load_shared(&s.m[w][row]));
-    SoftmaxRow whole(top, 0.f);
-#pragma unroll
-    for (int w = 0; w < WARPS; ++w)
-      whole.l += load_shared(&s.l[w][row]) * whole.weight(load_shared(&s.m[w][row]), sigma2);
-    const float factor = whole.weight(softmax.row[0][half].m, sigma2) * whole.inverse_sum() * o_scale;
-    if (warp_id() == 0 && lane_id() % 4 == 0) store_shared(&s.lse[row], whole.lse(sigma));
-    Products::store(s.ring[warp_id()][used].o[row], r_o, half, factor);
-  }
-  block_sync();
-}
-
-/// Calls f(row, column) for each four neighbours of `rows` rows, by the block's threads.
-template <class F> DEVICE void for_quads(int rows, F f) {
-  for (int i = threadIdx.x; i < rows * (HEAD_DIM / 4); i += THREADS)
-    f(i / (HEAD_DIM / 4), i % (HEAD_DIM / 4) * 4);
-}
-
-/// Writes four neighbours of a row, of whichever type.
-template <class T> DEVICE void store_quad(T* p, const Quad& q) {
-  store_pair(p, q.x[0], q.x[1]), store_pair(p + 2, q.x[2], q.x[3]);
-}
-template <> METHOD void store_quad<float>(float* p, const Quad& q) {
-  store_global(reinterpret_cast<Quad*>(p), q);
-}
-
-/// The parts of one sequence and head, in the order of its keys: of the groups from `first` to `last`, where a
-/// block has two places, one for the rest of a sequence and one for the start of another.
-struct Parts {
-  const View<float, 3>& g_o;
-  const View<float, 2>& g_lse;
-  int unit, units, first, last;
-
-  METHOD int place(int group, bool start) const { return 2 * (group * units + unit) + start; }
-  METHOD int place(int group) const { return place(group, group == first); }
-
-  /// O of four columns of a row, and its LSE. NOTE: 16 parts are on their way at a time, there or not.
-  METHOD Quad merged(int row, int col, float& lse) const {
-    constexpr int PARTS = 16;
-    SoftmaxRow whole;
-    Quad o{};
-#pragma unroll 1
-    for (int group = first; group <= last; group += PARTS) {
-      Quad part[PARTS];
-      float part_lse[PARTS];
-#pragma unroll
-      for (int i = 0; i < PARTS; ++i) {
-        const int p = place(group + i);
-        const bool there = group + i <= last;
-        part[i] = there ? load_global(reinterpret_cast<const Quad*>(g_o.at(p, row) + col)) : Quad{};
-        part_lse[i] = there ? load_global(g_lse.at(p) + row) : -INFINITY;
-      }
-      float top = -INFINITY;
-#pragma unroll
-      for (int i = 0; i < PARTS; ++i) top = fmaxf(top, part_lse[i]);
-      const float rescale = whole.raise(top, LOG2_E);
-#pragma unroll
-      for (int e = 0; e < 4; ++e) o.x[e] *= rescale;
-#pragma unroll
-      for (int i = 0; i < PARTS; ++i) {
-        const float weight = whole.weight(part_lse[i], LOG2_E);
-        whole.l += weight;
-#pragma unroll
-        for (int e = 0; e < 4; ++e) o.x[e] += part[i].x[e] * weight;
-      }
+    if (lane_id() % 4 == 0) {
+      store_shared(&s.m[warp_id()][row], softmax.row[0][half].m);
+      store_shared(&s.l[warp_id()][row], softmax.row[0][half].l);
     }
-    const float inverse = whole.inverse_sum();
-#pragma unroll
-    for (int e = 0; e < 4; ++e) o.x[e] *= inverse;
-    lse = whole.lse(1.f);
-    return o;
+    Products::store(s.ring[warp_id()][used].o[row], r_o, half, o_scale);
   }
-};
+}
+
+/// O of four columns of a row, and its LSE, of what all warps have left.
+DEVICE Quad merged(const Smem& s, int used, int row, int col, float sigma, float& lse) {
+  float top = -INFINITY;
+#pragma unroll
+  for (int w = 0; w < WARPS; ++w) top = fmaxf(top, load_shared(&s.m[w][row]));
+  SoftmaxRow whole(top, 0.f);
+  Quad o{};
+#pragma unroll
+  for (int w = 0; w < WARPS; ++w) {
+    const float weight = whole.weight(load_shared(&s.m[w][row]), sigma * LOG2_E);
+    whole.l += load_shared(&s.l[w][row]) * weight;
+    o.add(load_shared(reinterpret_cast<const Quad*>(&s.ring[w][used].o[row][col])), weight);
+  }
+  o.scale(whole.inverse_sum());
+  lse = whole.lse(sigma);
+  return o;
+}
+
+/// Calls f(row, column, whether there is one) for each four neighbours of `rows` rows, of which a warp has whole
+/// ones, and all its lanes the same.
+template <class F> DEVICE void for_quads(int rows, F f) {
+#pragma unroll 1
+  for (int row = warp_id(); row < rows; row += WARPS)
+#pragma unroll 1
+    for (int col0 = 0; col0 < HEAD_DIM; col0 += WARP * 4) {
+      const int col = col0 + lane_id() * 4;
+      f(row, col, HEAD_DIM % (WARP * 4) == 0 || col < HEAD_DIM);
+    }
+}
 
 KERNEL(THREADS, BLOCKS_PER_SM)
 paged_stream(const View<const Element, 4> g_q, const View<const Cell<Stored>, 4> g_k,
@@ -275,11 +182,11 @@ paged_stream(const View<const Element, 4> g_q, const View<const Cell<Stored>, 4>
   const Scales scales{g_k_scale, g_v_scale, k_scale, v_scale};
   const int unit = blockIdx.x, group = blockIdx.y;
   const Rows rows(unit / ROW_TILES, unit % ROW_TILES);
-  const Rounds list(g_lengths, BATCH, left);
-  if (group >= list.groups) return;
-  int now = list.share(group);
-  const int end = list.share(group + 1);
-  Place at = list.find(now);
+  const Rounds list(g_lengths, BATCH, gridDim.y, 1, FirstSeen{left});
+  if (!list.has_share(group)) return;
+  int now = list.begin(group);
+  const int end = list.begin(group + 1);
+  Round at = list.find(now);
   Loader loader(g_q, g_k, g_v, g_table, scales, list, rows, at, end - now);
   Products products(scales, rows.hkv);
   auto& q = s.q[warp_id()];
@@ -289,11 +196,16 @@ paged_stream(const View<const Element, 4> g_q, const View<const Cell<Stored>, 4>
   int t = 0;
 #pragma unroll 1
   for (int stretch = 0; now < end; ++stretch) {  // of one sequence
-    const int count = min(at.rounds() - at.round, end - now), ahead = stretch == 0 ? STAGES - 1 : 0;
+    const int count = min(at.tiles() - at.tile, end - now), ahead = stretch == 0 ? STAGES - 1 : 0;
+    const int begin = now - at.tile;  // the sequence's first round in the list
+    const Parts parts{g_part, g_part_lse, unit, int(gridDim.x), list.group_of(begin),
+                      list.group_of(begin + at.tiles() - 1)};
+    const bool whole = count == at.tiles();
+    const int mine = parts.place(group, at.tile == 0);
     Accumulator<MMA_M, D_PAD> r_o;
     Softmax<MMA_M> softmax;
     r_o.clear();
-    if (SINKS && at.round == 0 && warp_id() == 0) rows.begin_with_sinks(softmax, g_sinks, sigma);
+    if (SINKS && at.tile == 0 && warp_id() == 0) rows.begin_with_sinks(softmax, g_sinks, sigma);
 #pragma unroll 1
     for (int i = -ahead; i < count; ++i) {
       if (i >= 0) {
@@ -305,7 +217,7 @@ paged_stream(const View<const Element, 4> g_q, const View<const Cell<Stored>, 4>
       if (i < 0) continue;
 
       const Tile& tile = ring[t++ % STAGES].tile;
-      const int key0 = at.key0(i);
+      const int key0 = key0_of(at, i);
       Accumulator<MMA_M, KEYS> r_s;
       r_s.clear();
       if (i == 0) products.take(q[stretch % STAGES]);
@@ -316,43 +228,29 @@ paged_stream(const View<const Element, 4> g_q, const View<const Cell<Stored>, 4>
       products.output(r_o, r_s, tile);
     }
     const int used = (t + STAGES - 1) % STAGES;  // nothing is on its way to this tile yet
-    merge_warps(s, used, r_o, softmax, sigma, products.o_scale());
-
-    const bool whole = count == at.rounds();
-    const int first = now - at.round;  // the sequence's first round in the list
-    const Parts parts{g_part, g_part_lse, unit, int(gridDim.x), list.group_of(first),
-                      list.group_of(first + at.rounds() - 1)};
-    const int mine = parts.place(group, at.round == 0);
-    for_quads(rows.count, [&](int row, int col) {
-      Quad o{};
-#pragma unroll
-      for (int w = 0; w < WARPS; ++w) {
-        const Quad part = load_shared(reinterpret_cast<const Quad*>(&s.ring[w][used].o[row][col]));
-#pragma unroll
-        for (int e = 0; e < 4; ++e) o.x[e] += part.x[e];
-      }
+    leave(s, used, r_o, softmax, products.o_scale());
+    block_sync();
+    for_quads(rows.count, [&](int row, int col, bool there) {
+      if (!there) return;
+      float lse;
+      const Quad o = merged(s, used, row, col, sigma, lse);
       if (whole)
         store_quad(rows.o_at(g_o, at.b, row) + col, o);
       else
         store_quad(g_part.at(mine, row) + col, o);
-      if (col == 0)
-        store_global(whole ? rows.lse_at(g_lse, at.b, row) : g_part_lse.at(mine) + row,
-                     load_shared(&s.lse[row]));
+      if (col == 0) store_global(whole ? rows.lse_at(g_lse, at.b, row) : g_part_lse.at(mine) + row, lse);
     });
-    if (!whole) device_fence();
-    block_sync();
-
-    if (!whole) {
-      if (threadIdx.x == 0) {
-        const bool last = take_ticket(g_tickets + at.b * gridDim.x + unit, parts.last - parts.first + 1);
-        store_shared(&s.last, int(last));
-      }
-      block_sync();
-      if (load_shared(&s.last)) {
-        device_fence();
-        for_quads(rows.count, [&](int row, int col) {
+    block_sync();  // all have left what the warps left
+    if (!whole && warp_id() < rows.count) {
+      int* ticket = g_tickets + (at.b * gridDim.x + unit) * WARPS + warp_id();
+      warp_sync();
+      const int last = lane_id() == 0 && take_ticket(ticket, parts.count());
+      if (shuffle(last, 0)) {
+        warp_sync();
+        for_quads(rows.count, [&](int row, int col, bool there) {
           float lse;
-          store_quad(rows.o_at(g_o, at.b, row) + col, parts.merged(row, col, lse));
+          const Quad o = parts.merged<room_in(sizeof(Stage))>(ring[used].room(), row, col, there, lse);
+          if (there) store_quad(rows.o_at(g_o, at.b, row) + col, o);
           if (col == 0) store_global(rows.lse_at(g_lse, at.b, row), lse);
         });
       }

@@ -9,6 +9,7 @@
 #include "prim/cp_async_word.cuh"
 #include "prim/quantised.cuh"
 #include "prim/scales.cuh"
+#include "prim/scan.cuh"
 #include "prim/softmax.cuh"
 
 /// Of a tile's keys, where pages have their own.
@@ -134,9 +135,7 @@ template <class T, int KIND> struct ByteProducts {
   template <class AccO, int KEYS> METHOD void raise(AccO& r_o, const float (&s_scale)[KEYS] SITE) {
     float top = load_shared(s_scale + lane_id() % KEYS AT_SITE);
     if (!warp_any(top > v AT_SITE)) return;
-#pragma unroll
-    for (int distance = WARP / 2; distance > 0; distance /= 2)
-      top = fmaxf(top, shuffle_xor(top, distance AT_SITE));
+    top = warp_max(top AT_SITE);
     const float now = __uint_as_float((__float_as_uint(top) + 0x7fffffu) & 0x7f800000u), rescale = v / now;
     v = now, weight = UNIT / now;
 #pragma unroll

@@ -1,53 +1,67 @@
 // shares: the keys of a batch as one list of tiles, and of it equal shares for groups of blocks (Stream-K,
 // Osama et al. 2023), by lengths that lie on the device; and the parts of a sequence that several shares cut.
 //
-//   share of group g = tiles [⌊g T / G⌋, ⌊(g + 1) T / G⌋)     of T tiles over G groups
+//   share of group g = tiles [g S, (g + 1) S)     S = ⌈T / G⌉ of T tiles over G groups
 //
-// NOTE: paged_stream.cu has a text of its own for this, of which it was measured.
+// NOTE: the last groups may have none. Cutting finer would end no earlier, for somebody has S in any case, and
+// leave more parts.
 #pragma once
+#include "prim/cp_async.cuh"
 #include "prim/gmem.cuh"
 #include "prim/scan.cuh"
 #include "prim/softmax.cuh"
 
 /// A tile: of which sequence, and which of its own.
 template <int KEYS> struct Place {
-  int b, tile, length;
+  int b, tile, length, first;  // `first`: the sequence's first key in the list
 
-  /// Of a sequence. NOTE: without keys there is one all the same, which leaves 0 and −∞.
-  static METHOD int tiles_of(int length) { return max(ceil_div(length, KEYS), 1); }
-  METHOD int tiles() const { return tiles_of(length); }
-  METHOD int first_key() const { return tile * KEYS; }
+  /// Of so many keys. NOTE: without any there is one all the same, which leaves 0 and −∞.
+  static METHOD int tiles_of(int keys) { return max(ceil_div(keys, KEYS), 1); }
+  METHOD int tiles() const { return tiles_of(length - first); }
+  METHOD int first_key() const { return first + tile * KEYS; }
+};
+
+/// Where a sequence's keys begin in the list: all of them are in it.
+struct FromFirstKey {
+  METHOD int operator()(int) const { return 0; }
 };
 
 /// The list, and the groups' shares of it. All lanes of a warp make one, and ask it, together.
-template <int KEYS, int MOST_PARTS> struct Shares {
+template <int KEYS, int MOST_PARTS, class Start = FromFirstKey> struct Shares {
   using At = Place<KEYS>;
   const int* g_lengths;
-  int batch, total, groups;
+  int batch, total, share;
+  Start start;
 
-  /// Over at most `most` groups, and MOST_PARTS for each sequence.
-  METHOD Shares(const int* g_lengths, int batch, int most SITE) : g_lengths(g_lengths), batch(batch) {
+  /// Over at most `most` groups, and MOST_PARTS for each sequence, each with at least `fewest` tiles.
+  METHOD Shares(const int* g_lengths, int batch, int most, int fewest = 1, Start start = {} SITE)
+      : g_lengths(g_lengths), batch(batch), start(start) {
     int mine = 0;
 #pragma unroll 4
-    for (int b = lane_id(); b < batch; b += WARP) mine += At::tiles_of(load_global(g_lengths + b AT_SITE));
+    for (int b = lane_id(); b < batch; b += WARP) mine += tiles_of(load_global(g_lengths + b AT_SITE));
     total = warp_sum(mine AT_SITE);
-    groups = min(min(most, total), MOST_PARTS * batch);
+    share = max(ceil_div(total, min(most, MOST_PARTS * batch)), fewest);
   }
-  /// Where a group's share begins. NOTE: the plan sees to it that these products fit 32 bits.
-  METHOD int begin(int group) const { return group * total / groups; }
+  METHOD int tiles_of(int length) const { return At::tiles_of(length - start(length)); }
+
+  METHOD bool has_share(int group) const { return group * share < total; }
+  /// Where a group's share begins, and that of the one before ends.
+  METHOD int begin(int group) const { return min(group * share, total); }
   /// The group in whose share a tile is.
-  METHOD int group_of(int tile) const { return ((tile + 1) * groups - 1) / total; }
+  METHOD int group_of(int tile) const { return tile / share; }
 
   METHOD int length(int b SITE) const { return b < batch ? load_global(g_lengths + b AT_SITE) : 0; }
 
   /// Where a tile of the list is.
   METHOD At find(int tile SITE) const {
     for (int first = 0, before = 0;; first += WARP) {
-      const int b = first + lane_id(), n = length(b AT_SITE), mine = b < batch ? At::tiles_of(n) : 0;
+      const int b = first + lane_id(), n = length(b AT_SITE), mine = b < batch ? tiles_of(n) : 0;
       const int upto = before + warp_prefix(mine AT_SITE);
       const int lane = warp_sum(upto <= tile AT_SITE);  // so many sequences of these end before it
-      if (lane < WARP)
-        return {first + lane, tile - shuffle(upto - mine, lane AT_SITE), shuffle(n, lane AT_SITE)};
+      if (lane < WARP) {
+        const int found = shuffle(n, lane AT_SITE);
+        return {first + lane, tile - shuffle(upto - mine, lane AT_SITE), found, start(found)};
+      }
       before = shuffle(upto, WARP - 1 AT_SITE);
     }
   }
@@ -57,12 +71,33 @@ template <int KEYS, int MOST_PARTS> struct Shares {
     if (at.tile < at.tiles()) return;
     at.tile = 0;
     at.length = length(++at.b AT_SITE);
+    at.first = start(at.length);
   }
 };
 
+/// How many parts a warp has room for in so many bytes.
+constexpr int room_in(int bytes) { return bytes / (16 * WARP) < WARP ? bytes / (16 * WARP) : WARP; }
+
 struct alignas(16) Quad {
   float x[4];
+
+  METHOD void add(const Quad& other, float weight) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) x[e] += other.x[e] * weight;
+  }
+  METHOD void scale(float factor) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) x[e] *= factor;
+  }
 };
+
+/// Writes four neighbours of a row, of whichever type.
+template <class T> DEVICE void store_quad(T* p, const Quad& q SITE) {
+  if constexpr (sizeof(T) == sizeof(float))
+    store_global(reinterpret_cast<Quad*>(p), q AT_SITE);
+  else
+    store_pair(p, q.x[0], q.x[1] AT_SITE), store_pair(p + 2, q.x[2], q.x[3] AT_SITE);
+}
 
 /// The parts of one sequence that the groups from `first` to `last` leave, in the order of its keys. Of each
 /// unit a group has two places, one for the rest of a sequence and one for the start of another.
@@ -74,36 +109,38 @@ struct Parts {
   METHOD int count() const { return last - first + 1; }
   METHOD int place(int group, bool start) const { return 2 * (group * units + unit) + start; }
 
-  /// O of four columns of a row, and its LSE. NOTE: AHEAD parts are on their way at a time, there or not.
-  template <int AHEAD> METHOD Quad merged(int row, int col, float& lse SITE) const {
+  /// O of four columns of a row, and its LSE, by a warp whose lanes have the same row; `there`: whether the lane
+  /// has columns. NOTE: the parts go to shared memory, where the warp has ROOM × WARP places, all on their way at
+  /// once: in registers, each would need a test of its own, and all of them take longer than the parts do.
+  template <int ROOM> METHOD Quad merged(Quad* s_room, int row, int col, bool there, float& lse SITE) const {
+    static_assert(0 < ROOM && ROOM <= WARP, "a lane looks after the state of a part");
     SoftmaxRow whole;
     Quad o{};
+    s_room += lane_id();
 #pragma unroll 1
-    for (int group = first; group <= last; group += AHEAD) {
-      Quad part[AHEAD];
-      float part_lse[AHEAD], top = -INFINITY;
-#pragma unroll
-      for (int i = 0; i < AHEAD; ++i) {
-        const int p = place(group + i, group + i == first);
-        const bool there = group + i <= last;
-        part[i] = there ? load_global(reinterpret_cast<const Quad*>(g_o.at(p, row) + col) AT_SITE) : Quad{};
-        part_lse[i] = there ? load_global(g_lse.at(p) + row AT_SITE) : -INFINITY;
-        top = fmaxf(top, part_lse[i]);
+    for (int begin = first; begin <= last; begin += ROOM) {
+      const int count = min(last - begin + 1, ROOM), mine = begin + lane_id();
+      const float part_lse =
+          lane_id() < count ? load_global(g_lse.at(place(mine, mine == first)) + row AT_SITE) : -INFINITY;
+      const float* from = g_o.at(place(begin, false), row) + col;
+      cp_async16(s_room, begin == first ? from + g_o.stride[0] : from, there AT_SITE);
+#pragma unroll 4
+      for (int i = 1; i < count; ++i) {
+        from += 2 * units * g_o.stride[0];
+        cp_async16(s_room + i * WARP, from, there AT_SITE);
       }
-      const float rescale = whole.raise(top, LOG2_E);
-#pragma unroll
-      for (int e = 0; e < 4; ++e) o.x[e] *= rescale;
-#pragma unroll
-      for (int i = 0; i < AHEAD; ++i) {
-        const float weight = whole.weight(part_lse[i], LOG2_E);
-        whole.l += weight;
-#pragma unroll
-        for (int e = 0; e < 4; ++e) o.x[e] += part[i].x[e] * weight;
+      cp_async_commit(ONLY_AT_SITE);
+      o.scale(whole.raise(warp_max(part_lse AT_SITE), LOG2_E));
+      const float weight = whole.weight(part_lse, LOG2_E);
+      cp_async_wait<0>(ONLY_AT_SITE);
+#pragma unroll 4
+      for (int i = 0; i < count; ++i) {
+        const float of_part = shuffle(weight, i AT_SITE);
+        whole.l += of_part;
+        o.add(load_shared(s_room + i * WARP AT_SITE), of_part);
       }
     }
-    const float inverse = whole.inverse_sum();
-#pragma unroll
-    for (int e = 0; e < 4; ++e) o.x[e] *= inverse;
+    o.scale(whole.inverse_sum());
     lse = whole.lse(1.f);
     return o;
   }

@@ -1,4 +1,4 @@
-// scan: sums over the lanes of a warp.
+// scan: sums and the maximum over the lanes of a warp.
 #pragma once
 #include "prim/warp.cuh"
 
@@ -6,6 +6,13 @@
 DEVICE int warp_sum(int v SITE) {
 #pragma unroll
   for (int distance = WARP / 2; distance > 0; distance /= 2) v += shuffle_xor(v, distance AT_SITE);
+  return v;
+}
+
+/// The largest of all lanes', in every lane.
+DEVICE float warp_max(float v SITE) {
+#pragma unroll
+  for (int distance = WARP / 2; distance > 0; distance /= 2) v = fmaxf(v, shuffle_xor(v, distance AT_SITE));
   return v;
 }
 
