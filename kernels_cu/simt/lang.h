@@ -8,6 +8,9 @@
 // object serves them all.
 #pragma once
 #include "launch.h"
+#if !defined(SIMT_QUICK)
+#include "calls.h"
+#endif
 
 #define __global__
 #define __device__

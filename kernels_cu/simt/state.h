@@ -12,8 +12,16 @@
 
 #include "fiber.h"
 
-#if !defined(SIMT_INLINE)  // where it is `inline`, the compiler chooses: such a kernel is built sooner
+// SIMT_CALL: what most kernels call; its body is in calls.h, which a quick build links. What else it inlines, its
+// compiler chooses.
+#if defined(SIMT_QUICK)
+#define SIMT_INLINE inline
+#define SIMT_CALL
+#else
 #define SIMT_INLINE inline __attribute__((always_inline))
+#if !defined(SIMT_CALL)
+#define SIMT_CALL SIMT_INLINE
+#endif
 #endif
 #define SIMT_COLD __attribute__((noinline, cold))
 
