@@ -327,6 +327,14 @@ def test_a_quick_build_links_what_others_inline(project, monkeypatch, level, inl
     assert (b"open_rendezvous" in unit) == inlined  # called by bodies in simt/calls.h, and there alone
 
 
+def test_a_kernel_reads_few_headers_of_the_system():
+    """<utility> and <type_traits> alone take longer than all of simt/; every build would read them."""
+    reached = [Path(path) for path in compiler.sources("decode/mla_hopper.cu").seen if path.endswith((".h", ".cuh"))]
+    read = {name for path in reached if path.is_file()
+            for name in re.findall(r"#include <(.+)>", path.read_text()) if path.name != "fault.h"}
+    assert read == {"source_location", "stddef.h", "stdint.h", "stdlib.h", "string.h", "sys/mman.h"}
+
+
 def test_an_entry_can_be_read(project, tmp_path):
     built = build_probe()
     assert re.fullmatch(r"probes\.[0-9a-f]{12}", built.path.parent.name)

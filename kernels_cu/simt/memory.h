@@ -5,9 +5,8 @@
 // address of the memory behind it, so a kernel that dereferences one itself faults instead of going uncounted
 // (see fault.h).
 #pragma once
-#include <type_traits>
-
 #include "block.h"
+#include "traits.h"
 
 namespace simt {
 
@@ -32,12 +31,12 @@ SIMT_CALL void load_global_bytes(void* to, const void* p, size_t bytes, size_t a
 SIMT_CALL void store_global_bytes(void* p, const void* from, size_t bytes, size_t alignment, Site site);
 
 template <class T> SIMT_INLINE T load_global(const T* p, Site site = Site::here()) {
-  std::remove_cv_t<T> v;
+  plain<T> v;
   load_global_bytes(&v, p, sizeof(T), alignment_of<T>(), site);
   return v;
 }
 
-template <class T> SIMT_INLINE void store_global(T* p, std::type_identity_t<T> v, Site site = Site::here()) {
+template <class T> SIMT_INLINE void store_global(T* p, same<T> v, Site site = Site::here()) {
   store_global_bytes(p, &v, sizeof(T), alignment_of<T>(), site);
 }
 
@@ -69,11 +68,11 @@ SIMT_CALL char* translate_shared(const void* p, size_t bytes, size_t alignment, 
 SIMT_CALL void load_shared_bytes(void* to, const void* p, size_t bytes, size_t alignment, Site site);
 SIMT_CALL void store_shared_bytes(void* p, const void* from, size_t bytes, size_t alignment, Site site);
 template <class T> SIMT_INLINE T load_shared(const T* p, Site site = Site::here()) {
-  std::remove_cv_t<T> v;
+  plain<T> v;
   load_shared_bytes(&v, p, sizeof(T), alignment_of<T>(), site);
   return v;
 }
-template <class T> SIMT_INLINE void store_shared(T* p, std::type_identity_t<T> v, Site site = Site::here()) {
+template <class T> SIMT_INLINE void store_shared(T* p, same<T> v, Site site = Site::here()) {
   store_shared_bytes(p, &v, sizeof(T), alignment_of<T>(), site);
 }
 
@@ -95,19 +94,19 @@ template <class T, class Next> SIMT_INLINE T atomic_update(T* p, Next next, Site
   return before;
 }
 
-template <class T> inline T atomic_add(T* p, std::type_identity_t<T> v, Site site = Site::here()) {
+template <class T> inline T atomic_add(T* p, same<T> v, Site site = Site::here()) {
   return atomic_update(p, [v](T old) { return T(old + v); }, site);
 }
-template <class T> inline T atomic_max(T* p, std::type_identity_t<T> v, Site site = Site::here()) {
+template <class T> inline T atomic_max(T* p, same<T> v, Site site = Site::here()) {
   return atomic_update(p, [v](T old) { return old < v ? v : old; }, site);
 }
-template <class T> inline T atomic_min(T* p, std::type_identity_t<T> v, Site site = Site::here()) {
+template <class T> inline T atomic_min(T* p, same<T> v, Site site = Site::here()) {
   return atomic_update(p, [v](T old) { return v < old ? v : old; }, site);
 }
-template <class T> inline T atomic_exch(T* p, std::type_identity_t<T> v, Site site = Site::here()) {
+template <class T> inline T atomic_exch(T* p, same<T> v, Site site = Site::here()) {
   return atomic_update(p, [v](T) { return v; }, site);
 }
-template <class T> inline T atomic_cas(T* p, std::type_identity_t<T> expected, std::type_identity_t<T> v,
+template <class T> inline T atomic_cas(T* p, same<T> expected, same<T> v,
                                        Site site = Site::here()) {
   return atomic_update(p, [=](T old) { return memcmp(&old, &expected, sizeof(T)) == 0 ? v : old; }, site);
 }

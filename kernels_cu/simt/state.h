@@ -4,8 +4,6 @@
 // One launch runs at a time in a process, on one OS thread, one fiber at a time; so the state is plain
 // globals.
 #pragma once
-#include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
 
 #include <source_location>
