@@ -34,6 +34,7 @@ from cuattn.paths import KERNELS
 ARCHS = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_120"]
 REWRITTEN = re.compile(r"C75\d\d")  # ptxas serialises products, or ignores setmaxnreg
 LOCAL = re.compile(r"[1-9]\d* bytes stack frame")
+COLLECTIVES = Path(__file__).parent / "simt_kernels" / "collectives.cu"
 PROBES = dict(THREADS=256, UNROLL=8, WIDTH=16, Element="bfloat16")
 
 
@@ -307,6 +308,31 @@ def test_the_machines_own_files_are_part_of_the_key_and_not_of_the_source_hash(p
     path.write_text(path.read_text() + "\nconstexpr int ONE_MORE_CONSTANT = 1;\n")
     assert compiler.source_hash("probe/probes.cu") == before
     assert build_probe().path != first.path
+
+
+@pytest.mark.parametrize("level, inlined", [("2", True), ("g", False)])
+def test_a_quick_build_links_what_others_inline(project, monkeypatch, level, inlined):
+    compiled, run = [], compilers._run_host
+
+    def noted(arguments):
+        log = run(arguments)
+        if "-c" in arguments:
+            compiled.append(Path(arguments[-1]).read_bytes())
+        return log
+
+    monkeypatch.setattr(compilers, "_run_host", noted)
+    monkeypatch.setenv("CUATTN_CPU_OPTIMIZE", level)
+    compiler.build(str(COLLECTIVES), "shuffles", {"Element": "bfloat16"}, "cpu")
+    [unit] = compiled  # the machine's object is there
+    assert (b"open_rendezvous" in unit) == inlined  # called by bodies in simt/calls.h, and there alone
+
+
+def test_a_kernel_reads_few_headers_of_the_system():
+    """<utility> and <type_traits> alone take longer than all of simt/; every build would read them."""
+    reached = [Path(path) for path in compiler.sources("decode/mla_hopper.cu").seen if path.endswith((".h", ".cuh"))]
+    read = {name for path in reached if path.is_file()
+            for name in re.findall(r"#include <(.+)>", path.read_text()) if path.name != "fault.h"}
+    assert read == {"source_location", "stddef.h", "stdint.h", "stdlib.h", "string.h", "sys/mman.h"}
 
 
 def test_an_entry_can_be_read(project, tmp_path):

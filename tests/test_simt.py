@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from simt_launch import kernel, values
 
+from cuattn import plan_attention
 from cuattn.cpu import CpuMachine, Schedule, check_schedules
 from cuattn.cpu_arena import Arena, OutOfMemory
 
@@ -51,6 +52,22 @@ def test_shuffles_and_votes(machine, rng):
     ballots = ((warps > 0) << lane).sum(1).astype(np.uint32)
     np.testing.assert_array_equal(votes.view(np.uint32).reshape(2, 32), np.repeat(ballots[:, None], 32, 1))
     assert (counted.collectives, counted.barriers) == (2 * 6, 0)
+
+
+@pytest.mark.parametrize("races, resident", [(False, 1), (True, 1), (True, 2)])
+def test_quick_builds_do_what_others_do(monkeypatch, randn, races, resident):
+    """Equal bits, counts and traffic of each line: attention by mma.sync, cp.async, shuffles and barriers."""
+    done = []
+    q, k, v = (randn(1, 40, 2, 64) for _ in range(3))
+    for level in ("2", "g"):
+        monkeypatch.setenv("CUATTN_CPU_OPTIMIZE", level)
+        machine = CpuMachine(workers=1, races=races, resident=resident)
+        plan = plan_attention(*map(machine.upload, (q, k, v)), kernel="flash")
+        with machine.counting() as counted, machine.tracing() as traced:
+            plan.run()
+        done.append(([machine.download(out).tobytes() for out in plan.outputs], counted, traced.sites))
+        machine.close()
+    assert done[0] == done[1]
 
 
 def test_masked_halves_and_early_exit(machine):

@@ -8,6 +8,9 @@
 // object serves them all.
 #pragma once
 #include "launch.h"
+#if !defined(SIMT_QUICK)
+#include "calls.h"
+#endif
 
 #define __global__
 #define __device__
@@ -78,12 +81,12 @@ SIMT_INLINE float smaller(float a, float b) { return a < b || b != b ? a : b; }
 
 __forceinline__ float max(float a, float b) { return fmaxf(a, b); }
 __forceinline__ float min(float a, float b) { return fminf(a, b); }
-template <class A, class B> __forceinline__ constexpr std::common_type_t<A, B> max(A a, B b) {
-  using T = std::common_type_t<A, B>;
+template <class A, class B> __forceinline__ constexpr simt::common<A, B> max(A a, B b) {
+  using T = simt::common<A, B>;
   return T(a) < T(b) ? T(b) : T(a);
 }
-template <class A, class B> __forceinline__ constexpr std::common_type_t<A, B> min(A a, B b) {
-  using T = std::common_type_t<A, B>;
+template <class A, class B> __forceinline__ constexpr simt::common<A, B> min(A a, B b) {
+  using T = simt::common<A, B>;
   return T(b) < T(a) ? T(b) : T(a);
 }
 __forceinline__ float rsqrtf(float x) { return 1.f / sqrtf(x); }
@@ -92,7 +95,7 @@ __forceinline__ float __logf(float x) { return logf(x); }
 __forceinline__ float __log2f(float x) { return log2f(x); }
 __forceinline__ float __fdividef(float a, float b) { return a / b; }
 __forceinline__ float __frcp_rn(float x) { return 1.f / x; }
-// Macros, because some C++ libraries declare these names themselves in headers that even <utility> includes.
+// Macros, because some C++ libraries declare these names themselves in headers that others include.
 #define isnan(x) __builtin_isnan(x)
 #define isinf(x) __builtin_isinf(x)
 #define isfinite(x) __builtin_isfinite(x)
@@ -133,7 +136,7 @@ inline unsigned __ballot_sync(unsigned mask, bool p, SIMT_SITE) { return simt::b
 inline bool __any_sync(unsigned mask, bool p, SIMT_SITE) { return simt::ballot(mask, p, site) != 0; }
 inline bool __all_sync(unsigned mask, bool p, SIMT_SITE) { return simt::ballot(mask, p, site) == mask; }
 #define SIMT_ATOMIC(cuda_name, name)                                               \
-  template <class T> T cuda_name(T* p, std::type_identity_t<T> v, SIMT_SITE) {      \
+  template <class T> T cuda_name(T* p, simt::same<T> v, SIMT_SITE) {      \
     return simt::name(p, v, site);                                                 \
   }
 SIMT_ATOMIC(atomicAdd, atomic_add)
@@ -141,7 +144,7 @@ SIMT_ATOMIC(atomicMax, atomic_max)
 SIMT_ATOMIC(atomicMin, atomic_min)
 SIMT_ATOMIC(atomicExch, atomic_exch)
 #undef SIMT_ATOMIC
-template <class T> T atomicCAS(T* p, std::type_identity_t<T> expected, std::type_identity_t<T> v, SIMT_SITE) {
+template <class T> T atomicCAS(T* p, simt::same<T> expected, simt::same<T> v, SIMT_SITE) {
   return simt::atomic_cas(p, expected, v, site);
 }
 #undef SIMT_SITE

@@ -1,7 +1,5 @@
 // launch: the entry of a generated shared object, from its arguments to its report.
 #pragma once
-#include <utility>
-
 #include "async.h"
 #include "mma.h"
 #include "tma.h"
@@ -17,15 +15,20 @@ int run_grid(const Launch& launch, Report& report);
 template <class... Parameters> struct Call {
   void (*kernel)(Parameters...);
   void** arguments;
-  template <size_t... I> void unpack(std::index_sequence<I...>) {
-    kernel(*static_cast<std::remove_cvref_t<Parameters>*>(arguments[I])...);
+
+  struct Run {
+    Run(void (*kernel)(Parameters...), plain<Parameters>&... values) { kernel(values...); }
+  };
+  static void run(void* self) {
+    const Call& call = *static_cast<Call*>(self);
+    int next = 0;  // NOTE: within braces arguments are evaluated in their order
+    Run{call.kernel, *static_cast<plain<Parameters>*>(call.arguments[next++])...};
   }
-  static void run(void* self) { static_cast<Call*>(self)->unpack(std::index_sequence_for<Parameters...>()); }
 };
 
 template <class... Parameters>
 int launch(void (*kernel)(Parameters...), const Launch* request, void** arguments, Report* report) {
-  const uint32_t wanted[] = {uint32_t(sizeof(std::remove_cvref_t<Parameters>))..., 0};
+  const uint32_t wanted[] = {uint32_t(sizeof(plain<Parameters>))..., 0};
   if (!arguments_fit(*request, wanted, int(sizeof...(Parameters)), *report)) return 1;
   Call<Parameters...> call{kernel, arguments};
   machine.entry = Call<Parameters...>::run;

@@ -1,6 +1,13 @@
 #include "mbarrier.h"
 
+#include <stdio.h>
+
 namespace simt {
+
+MbarrierName::MbarrierName(const Mbarrier& bar) {
+  snprintf(text, sizeof text, "the mbarrier at byte %u of shared memory (initialised at %s:%d)", bar.offset,
+           bar.init.name(), bar.init.line);
+}
 
 Async& make_async(Block& block) {
   if (!block.async) {

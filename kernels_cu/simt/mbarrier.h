@@ -45,10 +45,7 @@ SIMT_COLD Async& make_async(Block& block);
 /// "the mbarrier at byte N of shared memory (initialised at file:line)"
 struct MbarrierName {
   char text[256];
-  explicit MbarrierName(const Mbarrier& bar) {
-    snprintf(text, sizeof text, "the mbarrier at byte %u of shared memory (initialised at %s:%d)", bar.offset,
-             bar.init.name(), bar.init.line);
-  }
+  explicit MbarrierName(const Mbarrier& bar);
 };
 
 SIMT_INLINE Mbarrier* look_for_mbarrier(Block& block, uint64_t offset) {

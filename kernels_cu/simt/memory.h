@@ -1,13 +1,12 @@
 // memory: global memory behind device addresses, shared memory, atomics. Every access is checked; global ones
 // are counted.
 //
-// A device address lies in a window that is reserved and never mapped. Only this file turns it into the
+// A device address lies in a window that is reserved and never mapped. Only `translate` turns it into the
 // address of the memory behind it, so a kernel that dereferences one itself faults instead of going uncounted
 // (see fault.h).
 #pragma once
-#include <type_traits>
-
 #include "block.h"
+#include "traits.h"
 
 namespace simt {
 
@@ -21,39 +20,24 @@ __attribute__((visibility("hidden"))) constinit inline Extent recent_extent{};  
 SIMT_COLD void find_extent(uint64_t address, size_t bytes, Touch touch, Site site);
 
 /// Checks an access to global memory and returns where the bytes really are.
-SIMT_INLINE char* translate(const void* pointer, size_t bytes, size_t alignment, Touch touch, Site site) {
-  uint64_t address = reinterpret_cast<uint64_t>(pointer);
-  if (address & (alignment - 1)) [[unlikely]]
-    fail_access(address, bytes, touch, site);
-  if (address < recent_extent.first || address + bytes > recent_extent.end) [[unlikely]]
-    find_extent(address, bytes, touch, site);
-  return reinterpret_cast<char*>(address + machine.launch.window_to_memory);
-}
+SIMT_CALL char* translate(const void* pointer, size_t bytes, size_t alignment, Touch touch, Site site);
 
 /// A power-of-two access must be aligned to its size, as on the device.
 template <class T> constexpr size_t alignment_of() {
   return sizeof(T) & (sizeof(T) - 1) ? alignof(T) : sizeof(T);
 }
 
+SIMT_CALL void load_global_bytes(void* to, const void* p, size_t bytes, size_t alignment, Site site);
+SIMT_CALL void store_global_bytes(void* p, const void* from, size_t bytes, size_t alignment, Site site);
+
 template <class T> SIMT_INLINE T load_global(const T* p, Site site = Site::here()) {
-  const char* from = translate(p, sizeof(T), alignment_of<T>(), Touch::read, site);
-  machine.counters.bytes_loaded += sizeof(T);
-  step();
-  std::remove_cv_t<T> v;
-  if (machine.watched) [[unlikely]]
-    watch_load(&v, from, reinterpret_cast<uint64_t>(p), sizeof(T), site);
-  else
-    memcpy(&v, from, sizeof(T));
+  plain<T> v;
+  load_global_bytes(&v, p, sizeof(T), alignment_of<T>(), site);
   return v;
 }
 
-template <class T> SIMT_INLINE void store_global(T* p, std::type_identity_t<T> v, Site site = Site::here()) {
-  char* to = translate(p, sizeof(T), alignment_of<T>(), Touch::write, site);
-  machine.counters.bytes_stored += sizeof(T);
-  if (machine.watched) [[unlikely]]
-    watch_store(to, &v, reinterpret_cast<uint64_t>(p), sizeof(T), site);
-  else
-    memcpy(to, &v, sizeof(T));
+template <class T> SIMT_INLINE void store_global(T* p, same<T> v, Site site = Site::here()) {
+  store_global_bytes(p, &v, sizeof(T), alignment_of<T>(), site);
 }
 
 /// __threadfence. Blocks in other processes see the arena too.
@@ -79,52 +63,28 @@ SIMT_INLINE uint64_t shared_offset(const void* p) {
 [[noreturn]] SIMT_COLD void fail_shared(const void* p, size_t bytes, size_t alignment, Touch touch,
                                         Site site);
 /// Checks an access to shared memory and returns where the bytes really are.
-SIMT_INLINE char* translate_shared(const void* p, size_t bytes, size_t alignment, Touch touch, Site site) {
-  uint64_t offset = shared_offset(p);
-  if (offset + bytes > machine.launch.smem_bytes || offset > machine.launch.smem_bytes ||
-      (offset & (alignment - 1))) [[unlikely]]
-    fail_shared(p, bytes, alignment, touch, site);
-  return machine.shared + offset;
-}
+SIMT_CALL char* translate_shared(const void* p, size_t bytes, size_t alignment, Touch touch, Site site);
 
+SIMT_CALL void load_shared_bytes(void* to, const void* p, size_t bytes, size_t alignment, Site site);
+SIMT_CALL void store_shared_bytes(void* p, const void* from, size_t bytes, size_t alignment, Site site);
 template <class T> SIMT_INLINE T load_shared(const T* p, Site site = Site::here()) {
-  const char* from = translate_shared(p, sizeof(T), alignment_of<T>(), Touch::read, site);
-  if (machine.watched) [[unlikely]]
-    watch_shared(shared_offset(p), sizeof(T), Touch::read, Access::shared_load, site);
-  std::remove_cv_t<T> v;
-  memcpy(&v, from, sizeof(T));
+  plain<T> v;
+  load_shared_bytes(&v, p, sizeof(T), alignment_of<T>(), site);
   return v;
 }
-template <class T> SIMT_INLINE void store_shared(T* p, std::type_identity_t<T> v, Site site = Site::here()) {
-  char* to = translate_shared(p, sizeof(T), alignment_of<T>(), Touch::write, site);
-  if (machine.watched) [[unlikely]]
-    watch_shared(shared_offset(p), sizeof(T), Touch::write, Access::shared_store, site);
-  memcpy(to, &v, sizeof(T));
+template <class T> SIMT_INLINE void store_shared(T* p, same<T> v, Site site = Site::here()) {
+  store_shared_bytes(p, &v, sizeof(T), alignment_of<T>(), site);
 }
 
 // ---- atomics, on global or shared memory
 
-template <class T> SIMT_INLINE T* atomic_target(T* p, Site site) {
-  static_assert(sizeof(T) == 4 || sizeof(T) == 8, "atomics take 4 or 8 bytes");
-  step();
-  uint64_t address = reinterpret_cast<uint64_t>(p);
-  if (shared_offset(p) < machine.launch.smem_bytes) {
-    char* target = translate_shared(p, sizeof(T), sizeof(T), Touch::atomic, site);
-    if (machine.watched) [[unlikely]]
-      watch_shared_atomic(shared_offset(p), sizeof(T), site);
-    return reinterpret_cast<T*>(target);
-  }
-  ++machine.counters.atomics;
-  char* target = translate(p, sizeof(T), sizeof(T), Touch::atomic, site);
-  if (machine.watched) [[unlikely]]
-    watch_global_atomic(address, sizeof(T), site);
-  return reinterpret_cast<T*>(target);
-}
+SIMT_CALL void* atomic_target(void* p, size_t bytes, Site site);
 
 /// Replaces *p by next(*p) and returns what was there. Atomic among processes, since blocks may run in
 /// several.
 template <class T, class Next> SIMT_INLINE T atomic_update(T* p, Next next, Site site) {
-  T* target = atomic_target(p, site);
+  static_assert(sizeof(T) == 4 || sizeof(T) == 8, "atomics take 4 or 8 bytes");
+  T* target = static_cast<T*>(atomic_target(p, sizeof(T), site));
   T before, after;
   __atomic_load(target, &before, __ATOMIC_SEQ_CST);
   do after = next(before);
@@ -134,19 +94,19 @@ template <class T, class Next> SIMT_INLINE T atomic_update(T* p, Next next, Site
   return before;
 }
 
-template <class T> inline T atomic_add(T* p, std::type_identity_t<T> v, Site site = Site::here()) {
+template <class T> inline T atomic_add(T* p, same<T> v, Site site = Site::here()) {
   return atomic_update(p, [v](T old) { return T(old + v); }, site);
 }
-template <class T> inline T atomic_max(T* p, std::type_identity_t<T> v, Site site = Site::here()) {
+template <class T> inline T atomic_max(T* p, same<T> v, Site site = Site::here()) {
   return atomic_update(p, [v](T old) { return old < v ? v : old; }, site);
 }
-template <class T> inline T atomic_min(T* p, std::type_identity_t<T> v, Site site = Site::here()) {
+template <class T> inline T atomic_min(T* p, same<T> v, Site site = Site::here()) {
   return atomic_update(p, [v](T old) { return v < old ? v : old; }, site);
 }
-template <class T> inline T atomic_exch(T* p, std::type_identity_t<T> v, Site site = Site::here()) {
+template <class T> inline T atomic_exch(T* p, same<T> v, Site site = Site::here()) {
   return atomic_update(p, [v](T) { return v; }, site);
 }
-template <class T> inline T atomic_cas(T* p, std::type_identity_t<T> expected, std::type_identity_t<T> v,
+template <class T> inline T atomic_cas(T* p, same<T> expected, same<T> v,
                                        Site site = Site::here()) {
   return atomic_update(p, [=](T old) { return memcmp(&old, &expected, sizeof(T)) == 0 ? v : old; }, site);
 }

@@ -1,5 +1,8 @@
 #include "state.h"
 
+#include <stdarg.h>
+#include <stdio.h>
+
 namespace simt {
 
 const char* call_name(Access call) {

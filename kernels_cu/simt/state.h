@@ -4,16 +4,22 @@
 // One launch runs at a time in a process, on one OS thread, one fiber at a time; so the state is plain
 // globals.
 #pragma once
-#include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
 
 #include <source_location>
 
 #include "fiber.h"
 
-#if !defined(SIMT_INLINE)  // where it is `inline`, the compiler chooses: such a kernel is built sooner
+// SIMT_CALL: what most kernels call; its body is in calls.h, which a quick build links. What else it inlines, its
+// compiler chooses.
+#if defined(SIMT_QUICK)
+#define SIMT_INLINE inline
+#define SIMT_CALL
+#else
 #define SIMT_INLINE inline __attribute__((always_inline))
+#if !defined(SIMT_CALL)
+#define SIMT_CALL SIMT_INLINE
+#endif
 #endif
 #define SIMT_COLD __attribute__((noinline, cold))
 

@@ -1,5 +1,6 @@
 #include "wgmma.h"
 
+#include "calls.h"
 #include "flight.h"
 
 namespace simt {
