@@ -75,7 +75,8 @@ def shared_layout(launch: Launch) -> Layout | None:
         of = f"decltype({struct}::{name})"
         rows.append(f"__builtin_offsetof({struct}, {name}), sizeof({of}), "
                     f"sizeof({of}) / sizeof(std::remove_all_extents_t<{of}>)")
-    table = (f'extern "C" __attribute__((visibility("default"))) const unsigned long long {TABLE}[] = {{\n  '
+    table = ('#include <type_traits>\n'
+             f'extern "C" __attribute__((visibility("default"))) const unsigned long long {TABLE}[] = {{\n  '
              + ",\n  ".join(rows) + "};")
     built = compiler.build(launch.file, launch.entry, launch.constants, "cpu", table)
     numbers = (ctypes.c_ulonglong * (3 * len(rows))).in_dll(ctypes.CDLL(str(built.path)), TABLE)

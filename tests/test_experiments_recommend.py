@@ -120,11 +120,11 @@ def near_best(found) -> float:
 @pytest.mark.parametrize("peers", [False, True])
 def test_on_recorded_cells_left_out_the_choice_is_nearly_always_within_five_percent(recorded, peers):
     """NOTE: paged_stream has three lengths in launches one by one; where the longest is left out, `paged`, which
-    has more, is the safer choice and takes up to 1.4 times as long. In float16 flash has one cell of Llama's heads;
+    has more, is the safer choice and takes up to 1.6 times as long. In float16 flash has one cell of Llama's heads;
     where that is left out, nothing speaks for it."""
     found = held_out(recorded, peers)
     assert len(found) >= 150 and near_best(found) >= 0.9
-    assert sorted(ratio for ratio, _ in found)[-2] < 1.4
+    assert sorted(ratio for ratio, _ in found)[-2] < 1.6
     if peers:
         contested = [one for one in found if one[1]]
         assert len(contested) >= 50 and near_best(contested) >= 0.9

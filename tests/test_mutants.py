@@ -99,6 +99,7 @@ twice(int n) {
   if (n) block_sync(); else block_sync();
   named_sync(1 + (n / (2 + f(n))), 64);
   cp_async_wait<0>(), __threadfence();
+  if (take_ticket(tickets + n, 2)) say("last");
 }
 """
 
@@ -111,7 +112,7 @@ def test_calls_are_found_by_themselves():
         ("step", 8, "`cp_async_wait<max(STAGES - 2, 0)>()` → `cp_async_wait<max(STAGES - 2, 0) + 1>()`"),
         ("twice", 13, "`block_sync()`"), ("twice", 13, "`block_sync()` (number 2)"),
         ("twice", 14, "`named_sync(1 + (n / (2 + f(n))), 64)`"), ("twice", 15, "`cp_async_wait<0>()`"),
-        ("twice", 15, "`__threadfence()`"),
+        ("twice", 15, "`__threadfence()`"), ("twice", 16, "`take_ticket(tickets + n, 2)` → `true`"),
     ]
     assert all(SOURCE[m.at :].startswith(m.call) for m in found)
 

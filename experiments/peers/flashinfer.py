@@ -1,7 +1,8 @@
 """FlashInfer: dense prefill as a packed batch, and paged decode on tensor cores.
 
 Both are planned on the host for the lengths at hand. As lengths change at every step of a server, a launch
-is timed with its plan; a CUDA graph cannot hold it, and `measured_plan_us` says what it leaves out.
+is timed with its plan; a CUDA graph cannot hold it, and `measured_plan_us` says what it leaves out. Of device
+time a plan's upload was 10 to 20 µs a prefill on an H200.
 
 It is asked for O alone, as it is by default. Its log-sum-exp, in powers of two, was 1.3e-4 off in decode on
 an H200: ten times what a kernel here may be.
