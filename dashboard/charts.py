@@ -181,9 +181,10 @@ def row_failures(frame: pd.DataFrame, y) -> list:
 def column_failures(table: pd.DataFrame, x, colour, base=None) -> list:
     """Failures above the plot at their x, in the kernel's colour, stacked where several kernels failed.
 
-    `base` is a chart that already holds `table` among other rows (in a facet); None draws `table` itself.
+    `base` is a chart that already holds `table` among other rows (in a facet, where words go to the right of their
+    cross); None draws `table` itself.
     """
-    layers = []
+    layers, words = [], {} if base is None else {"align": "left", "dx": -5}
     if base is not None and len(table):
         # Every panel gets the same room above it, or their headers would not line up.
         room = base.mark_text(opacity=0, baseline="bottom", fontSize=10.5)
@@ -192,7 +193,7 @@ def column_failures(table: pd.DataFrame, x, colour, base=None) -> list:
         chart = alt.Chart(table) if base is None else base
         chart = chart.transform_filter(f"isValid(datum.slot) && datum.slot === {slot}")
         layers.append(
-            chart.mark_text(fontSize=10.5, fontWeight=600, baseline="bottom").encode(
+            chart.mark_text(fontSize=10.5, fontWeight=600, baseline="bottom", **words).encode(
                 x=x,
                 y=alt.value(-5 - 13 * int(slot)),
                 text="text:N",
@@ -233,7 +234,7 @@ def over_n(frame: pd.DataFrame, rate: str, words: str, ceiling: float = float("n
     good = good[good[rate] > 0]
     if good.empty:
         return None
-    table = rows.lost(drawn, ["panel", "n"])
+    table = rows.said_once(rows.lost(drawn, ["panel", "n"]))
     data = pd.concat([columns(good, *rate_columns(rate), "ceiling"), table], ignore_index=True)
     data["stale"] = [value is True for value in data["stale"]]
     base = alt.Chart().transform_filter(f"isValid(datum.{rate})")

@@ -52,7 +52,7 @@ def over_pages(frame: pd.DataFrame, rate: str, loads: str = "batches of one leng
         return None
     names = _panel_names(drawn)
     drawn, good = (part.assign(panel=[names[key] for key in _loads(part)]) for part in (drawn, good))
-    lost = rows.lost(drawn, ["panel", "page_size"])
+    lost = rows.said_once(rows.lost(drawn, ["panel", "page_size"]))
     floor = "floor_gbps" if rate == "gbps" else "floor_us"
     carried = (*rate_columns(rate), "page_size", "order", floor)
     data = pd.concat([columns(good, *carried), lost], ignore_index=True)

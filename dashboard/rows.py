@@ -234,6 +234,12 @@ def lost(frame: pd.DataFrame, by: list[str]) -> pd.DataFrame:
     return bad
 
 
+def said_once(lost: pd.DataFrame) -> pd.DataFrame:
+    """Of `lost` by panel and place: a kernel's status in words at its last place in a panel, and a cross elsewhere."""
+    again = lost.duplicated(["panel", "kernel", "text"], keep="last")
+    return lost.assign(text=lost["text"].mask(again, "✕"))
+
+
 def provenance(frame: pd.DataFrame) -> str:
     """Where the rows come from, for a chart's subtitle: devices, state of the L2 cache, launches."""
     devices = [name for name in dict.fromkeys(frame["device"]) if name] or ["unknown device"]

@@ -218,6 +218,12 @@ def test_latest_attempt_wins():
     assert sorted(zip(frame["run_id"], frame["status"])) == [("r", "ok"), ("s", "crash")]
 
 
+def test_a_panel_says_once_why_marks_are_missing():
+    lost = pd.DataFrame({"panel": ["1K", "1K", "1K", "4K"], "page_size": [16, 64, 64, 16], "kernel": ["a", "a", "b", "a"],
+                         "text": ["✕ oom", "✕ oom", "✕ oom", "✕ timeout"]})
+    assert list(rows.said_once(lost)["text"]) == ["✕", "✕ oom", "✕ oom", "✕ timeout"]
+
+
 def test_times_are_utc(h200):
     assert str(h200["started_at"].dt.tz) == "UTC"
     spec = charts_runs.timeline(h200).to_dict()
