@@ -27,10 +27,8 @@ def over_floor(frame: pd.DataFrame):
     good = rows.ok(frame)
     # The floor of a load is one for all: a library says nothing of its bytes.
     good = good.assign(floor_us=good.groupby(["what", "load"])["floor_us"].transform("min"))
-    good = good[(good["page_size"] == PAGE) & good["constants"].isin(["", "{}"]) & (good["floor_us"] > 0)
-                & (good["measured_time_us"] > 0) & ~good["ragged"] & (good["kv_dtype"] == "")]
-    if (good["mode"] == "graph").any():
-        good = good[good["mode"] == "graph"]
+    good = rows.as_served(good[(good["page_size"] == PAGE) & (good["floor_us"] > 0) & (good["measured_time_us"] > 0)
+                               & ~good["ragged"] & (good["kv_dtype"] == "")])
     if good["load"].nunique() < 2:
         return None
     data = columns(good, *rate_columns("measured_time_us"), "load", "floor_us")

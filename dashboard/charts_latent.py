@@ -49,10 +49,7 @@ def over_keys(frame: pd.DataFrame, tflops: Mapping[str, float]):
 
 def _drawn(good: pd.DataFrame) -> pd.DataFrame:
     keys = good["tokens"].fillna(good["b"] * good["n"])
-    own = good["constants"].isin(["", "{}"]) & (good["measured_time_us"] > 0) & (keys > 0)
-    good = good.assign(keys=keys)[own]
-    if (good["mode"] == "graph").any():
-        good = good[good["mode"] == "graph"]
+    good = rows.as_served(good.assign(keys=keys)[(good["measured_time_us"] > 0) & (keys > 0)])
     loads = good.groupby("what")["load"].nunique()
     return good[good["what"].isin(loads.index[2 * loads >= loads.max()])]
 

@@ -209,6 +209,13 @@ def floor_us(frame: pd.DataFrame, everything: pd.DataFrame) -> np.ndarray:
     return out
 
 
+def as_served(good: pd.DataFrame) -> pd.DataFrame:
+    """Kernels with their own constants, and graph replays alone where there are any: how a server decodes."""
+    good = good[good["constants"].isin(["", "{}"])]
+    replayed = good["mode"] == "graph"
+    return good[replayed] if replayed.any() else good
+
+
 def with_floor(frame: pd.DataFrame, everything: pd.DataFrame) -> pd.DataFrame:
     """Adds `floor_us` and the rate it stands for, `floor_gbps`; `everything` holds the probe's rows."""
     floor = floor_us(frame, everything)

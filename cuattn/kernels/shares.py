@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from cuattn.kernels.base import WARP, Unsupported, ceil_div
 
-MOST_PRODUCT = 2**31 - 1  # of tiles and groups: the kernels divide in 32 bits
+MOST_PRODUCT = 2**31 - 1  # of tiles and groups: where a share begins is computed in 32 bits
 
 
 def check_list(kernel: str, most: int, groups: int, tiles: str, instead: str) -> None:
