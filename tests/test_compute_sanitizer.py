@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from cuattn.kernels import ROWS
+
 ROOT = Path(__file__).parent.parent
 EVERY_CASE = """
 import cuattn
@@ -45,6 +47,13 @@ def test_kernels_are_clean(tool):
     said = done.stdout + done.stderr
     assert not findings(tool, said), findings(tool, said)
     assert re.findall(r"^ran (.*)$", done.stdout, re.M) == list(CASES)
+
+
+def test_every_kernel_has_a_case():
+    from traffic_cases import CASES
+
+    probes = {name for name, row in ROWS.items() if row.family == "probe"} - {"copy"}
+    assert {name.partition(",")[0].split()[0] for name in CASES} == set(ROWS) - probes
 
 
 @pytest.mark.parametrize("tool, said, found", [

@@ -39,6 +39,20 @@ def _decode_mla(machine, lengths, heads, kernel="mla", **constants) -> Planned:
                                   constants=constants)
 
 
+def _decode_cascade(machine, levels, **constants) -> Planned:
+    """`levels`: of each where its groups begin and end, and their keys."""
+    counts = [[-(-n // 16) for n in keys] for _, keys in levels]
+    total, taken, made = sum(map(sum, counts)), 0, []
+    q, k, v = _arrays(machine, (4, 1, 8, 128), *[(total, 16, 2, 128)] * 2)
+    order = np.random.default_rng(8).permutation(total).astype(np.int32)
+    for (offsets, keys), used in zip(levels, counts):
+        table = np.zeros((len(used), max(used)), np.int32)
+        for g, count in enumerate(used):
+            table[g, :count], taken = order[taken : taken + count], taken + count
+        made.append([machine.upload(np.array(x, np.int32)) for x in (offsets, table, keys)])
+    return cuattn.plan_decode_cascade(q, k, v, made, constants=constants)
+
+
 def _append(machine, rotary: int = 0) -> Planned:
     new, cache = (4, 3, 2, 128), (16, 16, 2, 128)
     k_new, v_new, k, v, q = _arrays(machine, new, new, cache, cache, (4, 3, 8, 128))
@@ -89,6 +103,8 @@ CASES = {
     "paged_launches": lambda m: _decode(m, [1, 500, 1000, 777], "paged_launches"),
     "paged_launches, by page": lambda m: _decode(m, [1, 100], "paged_launches", launch="page"),
     "paged_stream": lambda m: _decode(m, [1, 500, 1000, 777], "paged_stream", keys=16, groups=3),
+    "cascade": lambda m: _decode_cascade(m, [([0, 4], [200]), ([0, 1, 4], [40, 70])], rows=16, keys=16, warps=1,
+                                         stages=2, shares=3),
     "mla": lambda m: _decode_mla(m, [1, 500, 300], 16, rows=16, keys=64, stages=2, groups=3),
     "mla, 80 heads": lambda m: _decode_mla(m, [1, 200], 80, rows=64, keys=32, stages=2, groups=2),
     "mla_hopper": lambda m: _decode_mla(m, [1, 500, 300], 16, "mla_hopper", keys=32, stages=4, share=32, groups=3,
