@@ -148,6 +148,19 @@ def test_a_mean_is_exact(machine, rng, kv_dtype):
         np.testing.assert_allclose(lse[b], np.log(n) if n else -np.inf, rtol=1e-6, atol=1e-6)
 
 
+@TYPES
+@pytest.mark.parametrize("d", [64, 256])
+def test_one_key_of_a_page_is_rounded_once(machine, rng, randn, kv_dtype, d):
+    """Each query sees its own key, of weight 1: with float16 queries O is that row of V to the nearest float16."""
+    lengths, m = [3, 40, 64, 200], 3
+    cache = make_quantised(rng, lengths, 1, 2, d, kv_dtype, "pages")
+    _, o, _ = run(machine, randn(len(lengths), m, 8, d, dtype="float16"), cache, window_size=(0, 0))
+    for b, n in enumerate(lengths):
+        rows = reference.dequantised(cache.v, cache.table[b], n, kv_dtype, cache.v_scale)[-m:]
+        off = np.abs(o[b].reshape(m, 2, 4, d) - rows[:, :, None])
+        assert (off <= np.spacing(np.abs(rows).astype("float16"))[:, :, None] * (0.5 + 2**-10)).all()
+
+
 @EACH
 def test_equal_bits_under_every_schedule(cpu, rng, randn, kv_dtype, kind):
     cache = make_quantised(rng, [130, 300, 0, 9], 16, 1, 64, kv_dtype, kind)

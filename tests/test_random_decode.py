@@ -104,3 +104,11 @@ def test_at_random(machine, variant):
             run_case(machine, variant, seed)
         except Exception as error:
             raise AssertionError(f"run_case(machine, {variant!r}, seed={seed})") from error
+
+
+@pytest.mark.parametrize("variant, seed", [
+    (Variant("paged_stream", "float16", 64, 4, 64, m=2, window=True, softcap=True, kv_dtype="int8", scales="pages",
+             warps=4, stages=3), 34),  # one key a query: its weight was its page's scale, rounded to float16
+], ids=str)
+def test_what_was_found_wrong(machine, variant, seed):
+    run_case(machine, variant, seed)

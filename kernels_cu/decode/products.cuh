@@ -4,7 +4,8 @@
 //
 // Bytes become float16, and so does Q, whatever it was. k_scale is multiplied into the scores, v_scale into O
 // or, where each page has its own, into the weights. These are rounded to float16 as 2¹⁵ p, so that many of
-// 2⁻³⁹ and more still count; O's store takes it back.
+// 2⁻³⁹ and more still count; O's store takes it back. NOTE: a weight of 1 stays what it is, but 1 · v_scale does
+// not, and where Q is float16 as coarse as O, that shows: such weights are the sum of two float16.
 #pragma once
 #include "prim/cp_async_word.cuh"
 #include "prim/quantised.cuh"
@@ -64,6 +65,7 @@ struct Rescale {
 /// Over a cache of bytes of type T.
 template <class T, int KIND> struct ByteProducts {
   static constexpr bool PAGES = KIND == SCALES_PAGES;
+  static constexpr int TERMS = PAGES && !IsBfloat16<Element>::value ? 2 : 1;  // of a weight
   static constexpr float UNIT = 32768.f;  // the float16 that a weight of 1 becomes
   float k, v;    // the scale of all keys; of pages, v is a power of two that none of the stretch has exceeded
   float weight;  // what weights are multiplied by
@@ -118,7 +120,7 @@ template <class T, int KIND> struct ByteProducts {
         r_s.tile[0][n][2 * half + 1] *= weight * of_key.b;
       }
     }
-    multiply_ab_bytes<T>(r_o, r_s, tile.v AT_SITE);
+    multiply_ab_bytes<T, TERMS>(r_o, r_s, tile.v AT_SITE);
   }
   METHOD float o_scale() const { return v / UNIT; }
   template <class AccO> static METHOD void store(float* s_row, const AccO& r_o, int half, float factor SITE) {

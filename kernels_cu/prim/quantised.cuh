@@ -35,31 +35,39 @@ DEVICE void multiply_abt_bytes(Acc& acc, const TileA& s_a, const TileB& s_b SITE
   }
 }
 
-/// acc += A B, A a float32 accumulator rounded to float16 where it lies, s_b [k][column], bytes of type T.
-/// Column 2 j + e of 16 becomes column j of tile column e.
-template <class T, class Acc, class AccA, class TileB>
+/// acc += A B, A a float32 accumulator rounded where it lies to the sum of TERMS float16, s_b [k][column], bytes
+/// of type T. Column 2 j + e of 16 becomes column j of tile column e.
+template <class T, int TERMS, class Acc, class AccA, class TileB>
 DEVICE void multiply_ab_bytes(Acc& acc, const AccA& r_a, const TileB& s_b SITE) {
   static_assert(AccA::COLS == TileB::ROWS && 2 * TileB::COLS == Acc::COLS && Acc::M_TILES == 1,
                 "shapes must agree");
 #pragma unroll
   for (int k = 0; k < AccA::N_TILES; k += 2) {
-    uint32_t a[4];
+    uint32_t a[TERMS][4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i)
-      a[i] = pack2<float16>(r_a.tile[0][k + i / 2][i % 2 * 2], r_a.tile[0][k + i / 2][i % 2 * 2 + 1]);
+    for (int i = 0; i < 4; ++i) {
+      float low = r_a.tile[0][k + i / 2][i % 2 * 2], high = r_a.tile[0][k + i / 2][i % 2 * 2 + 1];
+#pragma unroll
+      for (int term = 0; term < TERMS; ++term) {
+        a[term][i] = pack2<float16>(low, high);
+        low -= to_float(float16{uint16_t(a[term][i])}), high -= to_float(float16{uint16_t(a[term][i] >> 16)});
+      }
+    }
 #pragma unroll
     for (int n = 0; n < TileB::COLS / MMA_N; n += 2) {
       uint32_t words[2][2];
       load_b_cols(words, s_b, k * MMA_N, n * MMA_N AT_SITE);
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        uint32_t low[2], high[2];  // keys of the first 8 rows of the step, and of the last 8
-        widen<T, true>(low, words[i][0]);
-        widen<T, true>(high, words[i][1]);
+        uint32_t first[2], last[2];  // keys of the first 8 rows of the step, and of the last 8
+        widen<T, true>(first, words[i][0]);
+        widen<T, true>(last, words[i][1]);
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
-          const uint32_t b[2] = {low[e], high[e]};
-          mma_16816<float16>(acc.tile[0][2 * (n + i) + e], a, b AT_SITE);
+          const uint32_t b[2] = {first[e], last[e]};
+#pragma unroll
+          for (int term = 0; term < TERMS; ++term)
+            mma_16816<float16>(acc.tile[0][2 * (n + i) + e], a[term], b AT_SITE);
         }
       }
     }
