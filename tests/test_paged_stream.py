@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import quantised_cases
 from test_decode import make_cache, run
 
 import cuattn
@@ -12,6 +13,7 @@ from cuattn.kernels import ROWS
 from cuattn.kernels.base import Unsupported
 from cuattn.kernels.paged_stream import MOST_PARTS, stretches
 from cuattn.kernels.shapes import DecodeShape
+from cuattn.paths import KERNELS
 
 SMALL = {"keys": 16, "warps": 1, "stages": 2}  # rounds of 16 keys, so that short sequences are cut often
 
@@ -44,6 +46,27 @@ def test_a_sequence_is_not_cut_into_more_parts_than_merging_pays(machine, rng, r
     cache, q = make_cache(rng, [n], 16, 1, 64), randn(1, 1, 4, 64)
     p, *_ = run(machine, "paged_stream", q, cache, constants={**SMALL, "groups": 2 * MOST_PARTS})
     assert len(stretches(p.plan, [n])) == MOST_PARTS
+
+
+@pytest.mark.parametrize("d, kv_dtype", [(64, None), (80, None), (128, None), (64, "int8"), (96, "float8_e4m3")])
+@pytest.mark.parametrize("group", [4, 16])
+def test_o_passes_the_banks_without_conflicts(cpu, rng, randn, d, kv_dtype, group):
+    """Where warps leave it, and where it is read to be merged."""
+    q, lengths, constants = randn(2, 1, group, d), [200, 40], {"warps": 2, "stages": 2, "groups": 3}
+    if kv_dtype:
+        cache = quantised_cases.make_quantised(rng, lengths, 16, 1, d, kv_dtype)
+        p = quantised_cases.plan(cpu, q, cache, constants=constants)
+    else:
+        cache = make_cache(rng, lengths, 16, 1, d)
+        arrays = (cpu.upload(x) for x in (q, cache.k, cache.v, cache.table, cache.lengths))
+        p = cuattn.plan_decode(*arrays, kernel="paged_stream", constants=constants)
+    with cpu.tracing() as trace:
+        p.run()
+    lines = (KERNELS / "decode/paged_stream.cu").read_text(encoding="utf-8").splitlines()
+    moved = {access: [site for site in trace.sites if call in lines[site.line - 1] and site.access == access]
+             for access, call in (("shared store", "Products::store("), ("shared load", "[used].o[row][col]"))}
+    for sites in moved.values():
+        assert sum(site.wavefronts for site in sites) > 0 and sum(site.conflicts for site in sites) == 0
 
 
 @pytest.mark.parametrize("groups", [2, 7])
@@ -85,9 +108,18 @@ def test_calls_that_repeat_start_from_cleared_tickets(rng, randn):
         cuattn.compare.check_decode(q, cache.k, cache.v, cache.table, cache.lengths, o, lse).raise_if_bad()
 
 
-def plan(b=3, h=8, hkv=2, d=64, page_size=16, max_pages=64, **constants):
+def plan(b=3, h=8, hkv=2, d=64, page_size=16, max_pages=64, card="H200", **constants):
     shape = DecodeShape(b, h, hkv, d, page_size, max_pages, "float16")
-    return ROWS["paged_stream"].plan(shape, lookup("H200"), constants)
+    return ROWS["paged_stream"].plan(shape, lookup(card), constants)
+
+
+@pytest.mark.parametrize("card, pitch, warps", [("H200", 136, 8), ("RTX 4090", 128, 4)])
+def test_rows_of_o_are_padded_where_no_tile_has_to_go_for_it(card, pitch, warps):
+    """16 rows of O are as long as a tile of 16 keys; fewer leave room."""
+    for rows, longer in ((16, pitch), (4, 136)):
+        launch, = plan(h=rows, hkv=1, d=128, card=card).launches
+        assert launch.constants["O_PITCH"] == longer
+        assert rows == 4 or launch.constants["WARPS"] == warps
 
 
 @pytest.mark.parametrize("lengths", [[0], [1, 0, 0], [1000, 3, 16, 17, 0, 900], [5] * 40], ids=str)

@@ -2,6 +2,8 @@
 (decode/paged_stream.cu)."""
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 
 from cuattn.kernels import quantised, scores, shares
@@ -26,19 +28,26 @@ from cuattn.kernels.shapes import DecodeShape
 MOST_PARTS = 64  # of a sequence, in the mean; the kernel's own
 
 
-def smem_bytes(shape: DecodeShape, keys: int, warps: int, stages: int) -> int:
+def pitches(shape: DecodeShape) -> tuple[int, int]:
+    """Floats from one row of O in shared memory to the next, the better first: with it the rows that are stored
+    together, 8 columns of four or over bytes 16 of two, lie in 32 banks."""
+    d = round_up(shape.d, MMA_ROWS)
+    return d + (16 if shape.kv_dtype else 8), d
+
+
+def smem_bytes(shape: DecodeShape, keys: int, warps: int, stages: int, pitch: int) -> int:
     """sizeof(Smem): of each warp the rings of Q, K and V, whose tiles O takes the place of, and its m and l. Where
     pages have scales, those of a tile's keys lie before it."""
     rows, row = min(max(shape.rows, 1), MMA_ROWS), 2 * round_up(shape.d, MMA_ROWS)
     tile = 2 * round_up(keys * row * ELEMENT_BYTES[shape.stored] // 2, 128)
     if shape.scales == "pages":
         tile += round_up(2 * 4 * keys, 128)
-    q, stage = round_up(rows * row, 128), max(tile, round_up(rows * 2 * row, 128))
+    q, stage = round_up(rows * row, 128), max(tile, round_up(rows * 4 * pitch, 128))
     return warps * (stages * (q + stage) + 2 * 4 * MMA_ROWS)
 
 
-def _shape_of_block(shape: DecodeShape, device, chosen) -> tuple[int, int, int, int]:
-    """(keys, warps, stages, blocks an SM): one block that has the SM, with as many warps as fit."""
+def _shape_of_block(shape: DecodeShape, device, chosen) -> tuple[int, int, int, int, int]:
+    """(keys, warps, stages, blocks an SM, pitch of O): one block that has the SM, with as many warps as fit."""
     row = shape.d * ELEMENT_BYTES[shape.stored]
     keys = chosen["keys"] or (32 if row <= 128 else 16)
     if keys not in (16, 32):
@@ -48,10 +57,10 @@ def _shape_of_block(shape: DecodeShape, device, chosen) -> tuple[int, int, int, 
         candidates.insert(0, (8, 3))
     candidates = [(chosen["warps"] or w, chosen["stages"] or s) for w, s in candidates]
     blocks = chosen["blocks_per_sm"] or 1
-    for warps, stages in candidates:
-        smem = smem_bytes(shape, keys, warps, stages)
+    for (warps, stages), pitch in product(candidates, pitches(shape)):
+        smem = smem_bytes(shape, keys, warps, stages, pitch)
         if smem <= device.smem_per_block and blocks * (smem + 1024) <= device.smem_per_sm:
-            return keys, warps, stages, blocks
+            return keys, warps, stages, blocks, pitch
     raise Unsupported(f"paged_stream: {candidates[0][0]} warps with {candidates[0][1]} stages at head dim "
                       f"{shape.d} do not fit the {device.smem_per_block} bytes of shared memory of "
                       f"{device.name}; choose fewer")
@@ -68,7 +77,7 @@ def plan(shape: DecodeShape, device, overrides=None) -> Plan:
     if shape.kv_dtype and shape.d % quantised.STEP:
         raise Unsupported(f"paged_stream: expected a head dim that is a multiple of {quantised.STEP} for a "
                           f"{shape.kv_dtype} cache, got {shape.d}; pad q, k and v with zeros")
-    keys, warps, stages, per_sm = _shape_of_block(shape, device, chosen)
+    keys, warps, stages, per_sm, pitch = _shape_of_block(shape, device, chosen)
     if stages < 2 or WARP * warps > MAX_THREADS:
         raise Unsupported(f"paged_stream: needs 1 to 32 warps and at least 2 stages, got warps={warps}, "
                           f"stages={stages}; change them")
@@ -80,11 +89,11 @@ def plan(shape: DecodeShape, device, overrides=None) -> Plan:
     check_grid("paged_stream", "sequences", shape.b)
     grid = (units(shape), groups if shape.b else 0, 1)
     blocks = units(shape) * groups
-    smem = smem_bytes(shape, keys, warps, stages)
+    smem = smem_bytes(shape, keys, warps, stages, pitch)
     compiled = {
         "HEAD_DIM": shape.d, "GROUP": max(shape.group, 1), "PAGE_SIZE": shape.page_size, "KEYS": keys,
-        "WARPS": warps, "STAGES": stages, "BLOCKS_PER_SM": per_sm, "Element": shape.dtype, "SMEM_BYTES": smem,
-        **quantised.constants(shape), **feature_constants(shape),
+        "WARPS": warps, "STAGES": stages, "BLOCKS_PER_SM": per_sm, "O_PITCH": pitch, "Element": shape.dtype,
+        "SMEM_BYTES": smem, **quantised.constants(shape), **feature_constants(shape),
     }
     rows = min(max(shape.rows, 1), MMA_ROWS)
     scratch = {"part": ((2 * blocks, rows, shape.d), "float32"), "part_lse": ((2 * blocks, rows), "float32"),

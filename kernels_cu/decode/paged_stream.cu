@@ -32,6 +32,7 @@ constexpr int D_PAD = round_up(HEAD_DIM, MMA_K), THREADS = WARPS * WARP, ROUND =
 using Products = ProductsOf<Stored, SCALES, IsByte<Stored>::value>::type;
 constexpr int PER_WORD = 2 / sizeof(Cell<Stored>), WORDS = D_PAD / PER_WORD;  // 16 bits, and of a row of K or V
 constexpr int MOST_PARTS = 64;  // of a sequence, in the mean: merging more takes longer than shorter shares save
+static_assert(O_PITCH >= D_PAD && O_PITCH % 4 == 0, "O is read four columns at a time");
 static_assert(KEYS % MMA_K == 0 && KEYS <= WARP, "a lane looks up the page of a key");
 
 struct Tile : KeyScales<KEYS, SCALES == SCALES_PAGES> {
@@ -46,7 +47,7 @@ struct QueryTile {
 };
 union Stage {
   Tile tile;
-  float o[ROWS][D_PAD];
+  float o[ROWS][O_PITCH];  // rows that are stored together begin in different banks, if there is room
 
   METHOD Quad* room() { return reinterpret_cast<Quad*>(this); }  // for parts of a sequence that is cut
 };
