@@ -82,8 +82,6 @@ REASONS = {
         "Every block then merges what is there, and the last one to write has all of it. The bytes are more than the "
         "kernel's cost, which its own tests notice."),
     "decode/paged_stream.cu paged_stream: `warp_sync()` (number 2)":
-        "The block's barrier before it orders the same stores.",
-    "decode/paged_stream.cu paged_stream: `warp_sync()` (number 3)":
         "It keeps loads behind the ticket. The CPU machine holds stores back and never reads ahead, so nothing shows.",
 }
 

@@ -244,7 +244,6 @@ paged_stream(const View<const Element, 4> g_q, const View<const Cell<Stored>, 4>
     block_sync();  // all have left what the warps left
     if (!whole && warp_id() < rows.count) {
       int* ticket = g_tickets + (at.b * gridDim.x + unit) * WARPS + warp_id();
-      warp_sync();
       const int last = lane_id() == 0 && take_ticket(ticket, parts.count());
       if (shuffle(last, 0)) {
         warp_sync();
