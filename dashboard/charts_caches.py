@@ -15,7 +15,8 @@ SAME = ["run_id", "device", "mode", "cache_mode", "variant", "dtype", "shape", "
 def beside_plain(frame: pd.DataFrame) -> pd.DataFrame:
     """The rows of loads that were run over a quantised cache, whatever their own cache holds.
 
-    Labels are those of the load, without its cache. Adds `cache`, the dtype it holds, and `of_plain`, the
+    Labels are those of the load, without its cache; where several kernels ran, `shape` names the row's too. Adds
+    `cache`, the dtype it holds, `load_bytes`, the most that a kernel requests of the load, and `of_plain`, the
     time of a row over a quantised cache as a share of the same load's over one of the queries' dtype in the
     same run; NaN where either is missing.
 
@@ -30,7 +31,10 @@ def beside_plain(frame: pd.DataFrame) -> pd.DataFrame:
     plain = rows.ok(out[out["kv_dtype"] == ""]).groupby(SAME)["measured_time_us"].median()
     out = out.merge(plain.rename("plain_us").reset_index(), on=SAME, how="left")
     share = (out["measured_time_us"] / out["plain_us"]).where((out["kv_dtype"] != "") & (out["status"] == "ok"))
-    return out.assign(of_plain=share).drop(columns="plain_us")
+    out = out.assign(of_plain=share, load_bytes=out.groupby("shape")["modelled_bytes"].transform("max"))
+    if out["variant"].nunique() > 1:
+        out["shape"] += " · " + out["variant"]
+    return out.drop(columns="plain_us")
 
 
 def times(made: pd.DataFrame):
@@ -45,7 +49,7 @@ def times(made: pd.DataFrame):
     good = good[good["measured_time_us"] > 0]
     if not (good["kv_dtype"] != "").any():
         return None
-    order = made.groupby("shape")["modelled_bytes"].max().sort_values(kind="stable").index.tolist()
+    order = made.groupby("shape")["load_bytes"].max().sort_values(kind="stable").index.tolist()
     caches = [name for name in style.mark_table(style.CACHES, good["cache"]) if name in set(good["cache"])]
     axis = alt.Axis(domain=False, ticks=False, grid=False)  # a line through the middle lane would be its alone
     y = alt.Y(field="shape", type="nominal", sort=order, title=None, axis=axis)
@@ -61,12 +65,15 @@ def times(made: pd.DataFrame):
 
 
 def shares(good: pd.DataFrame) -> list[str]:
-    """The times over each quantised cache as shares of the plain one's: the middle and the range, in a line."""
+    """The times of each kernel over each quantised cache as shares of those over the plain one: the middle and the
+    range, in a line."""
     known = good.dropna(subset=["of_plain"])
     lines = []
-    for (cache, dtype), part in known.groupby(["cache", "dtype"], sort=True)["of_plain"]:
+    several = good["variant"].nunique() > 1
+    for (cache, dtype, kernel), part in known.groupby(["cache", "dtype", "variant"], sort=True)["of_plain"]:
+        whose = f" by {kernel}" if several else ""
         spread = f"{part.min():.2f} to {part.max():.2f} of the time over {dtype}"
-        lines.append(f"{cache} takes {spread}, {part.median():.2f} in the median of {len(part)} loads")
+        lines.append(f"{cache}{whose} takes {spread}, {part.median():.2f} in the median of {len(part)} loads")
     return lines
 
 

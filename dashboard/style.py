@@ -37,6 +37,7 @@ KERNELS = {
     "fa3_decode": (ORANGE, "triangle-right"),
     "flashinfer": (OLIVE, "triangle-left"),
     "flashinfer_decode": (OLIVE, "triangle-left"),
+    "flashinfer_cascade": (OLIVE, "triangle-left"),
     "vllm_decode": (PURPLE, "triangle-up"),
     "append": (OLIVE, "square"),
     "copy": (SLATE, "square"),

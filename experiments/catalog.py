@@ -18,6 +18,7 @@ PEERS = {
     "flashinfer": "prefill",
     "fa3_decode": "decode",
     "flashinfer_decode": "decode",
+    "flashinfer_cascade": "cascade",
     "vllm_decode": "decode",
 }
 

@@ -21,12 +21,41 @@ NAMES = (
 
 
 class Tensor:
-    """What the adapter of vLLM asks of a tensor."""
+    """What the adapters ask of a tensor; those on the host are no other."""
 
     def __init__(self, array):
         self.array = array
 
     shape = property(lambda self: self.array.shape)
+    ndim = property(lambda self: self.array.ndim)
+    device = "cuda"
+
+    def __getitem__(self, places):
+        return Tensor(self.array[places])
+
+    def __sub__(self, number):
+        return Tensor(self.array - number)
+
+    def detach(self):
+        return self
+
+    cpu = cuda = detach
+
+    def to(self, device):
+        return self
+
+    def numpy(self):
+        return self.array
+
+    def clone(self):
+        return Tensor(self.array.copy())
+
+    def flatten(self, start, end):
+        assert (start, end) == (0, 1)
+        return Tensor(self.array.reshape(-1, *self.shape[2:]))
+
+    def unsqueeze(self, dim):
+        return Tensor(np.expand_dims(self.array, dim))
 
     def view(self, dtype):
         return Tensor(self.array.view(dtype))
@@ -62,7 +91,10 @@ def play(monkeypatch, gpus: int = 1) -> ModuleType:
     torch = ModuleType("torch")
     torch.__spec__, torch.__version__, torch.allocated = ModuleSpec("torch", None), "2.9.0", 0
     torch.float16, torch.float32, torch.bfloat16 = np.float16, np.float32, ml_dtypes.bfloat16
-    torch.int16, torch.from_dlpack = np.int16, Tensor
+    torch.uint8, torch.float8_e4m3fn = np.uint8, ml_dtypes.float8_e4m3fn
+    torch.int16, torch.int32, torch.from_dlpack, torch.from_numpy = np.int16, np.int32, Tensor, Tensor
+    torch.tensor = lambda values, dtype: Tensor(np.array(values, dtype))
+    torch.zeros = lambda shape, dtype, device: _allocated(np.zeros(shape, dtype))
     torch.empty = lambda shape, dtype, device: _allocated(np.full(shape, 7, dtype))
     torch.empty_like = lambda x: _allocated(np.full_like(x.array, 7))
 
@@ -72,7 +104,7 @@ def play(monkeypatch, gpus: int = 1) -> ModuleType:
     torch.cuda = SimpleNamespace(
         is_available=lambda: gpus > 0, reset_peak_memory_stats=lambda: None, memory_allocated=taken,
         max_memory_allocated=taken, empty_cache=lambda: None, default_stream=lambda: None,
-        stream=lambda stream: nullcontext(),
+        stream=lambda stream: nullcontext(), synchronize=lambda: None,
     )
     monkeypatch.setitem(sys.modules, "torch", torch)
     return torch

@@ -84,6 +84,24 @@ def test_caches_are_lanes_of_loads_that_stand_by_their_bytes(quantised):
     assert said in spec["title"]["subtitle"] and said in spec["description"]
 
 
+def test_kernels_of_one_load_stand_below_each_other(quantised):
+    """A library says nothing of its bytes, and stands beside the kernel of its load all the same."""
+    library = quantised.assign(kernel="flashinfer_decode", variant="flashinfer_decode", modelled_bytes=np.nan,
+                               floor_us=np.nan, measured_time_us=2 * quantised["measured_time_us"],
+                               status=quantised["status"].where(quantised["kv_dtype"] != "int8", "unsupported"))
+    beside = charts_caches.beside_plain(pd.concat([quantised, library], ignore_index=True))
+    chart = charts_caches.times(beside)
+    spec = chart.to_dict()
+    points = next(layer for layer in spec["layer"] if layer["mark"]["type"] == "point")["encoding"]
+    loads = [f"Llama-3-8B · {b} × 4K · page 16" for b in LENGTHS]
+    assert points["y"]["sort"] == [f"{load} · {kernel}" for load in loads for kernel in ("flashinfer_decode", "paged")]
+    assert len(shown(chart, "of_plain", "shape")) == 9 and "flashinfer_decode" in spec["description"]
+    assert [line.split(" takes")[0] for line in charts_caches.shares(rows.ok(beside))] == [
+        "float8_e4m3 by flashinfer_decode", "float8_e4m3 by paged", "int8 by paged"]
+    lost = [row for row in shown(chart, "text", "shape") if "✕" in row["text"]]
+    assert {row["shape"] for row in lost} == {f"{load} · flashinfer_decode" for load in loads}
+
+
 def test_a_load_that_failed_over_a_quantised_cache_is_named_by_its_load(quantised):
     status = quantised["status"].where(quantised["kv_dtype"] != "int8", "oom")
     chart = charts_caches.times(charts_caches.beside_plain(quantised.assign(status=status)))

@@ -182,6 +182,25 @@ b = 3
 n = 700
 page_order = "shuffled"
 mode = ["launch", "graph"]
+[gpu.quantised]
+kernels = ["flashinfer_decode"]
+kv_dtype = "float8_e4m3"
+h = 8
+hkv = 2
+d = 128
+b = 3
+n = 700
+mode = ["launch", "graph"]
+[gpu.prefixes]
+kernels = ["flashinfer_cascade"]
+h = 8
+hkv = 2
+d = 128
+b = 3
+n = 700
+prefix = 320
+page_order = "shuffled"
+mode = ["launch", "graph"]
 """
 # NOTE: where tests run side by side, one of the two runs waits for the other's GPU, and for as long as it may take.
 GPU_RUN_S = 240
@@ -213,7 +232,7 @@ def test_on_a_gpu_every_peer_is_timed_or_refused(tmp_path):
     run = tmp_path / "run"
     finished("run", suite_file(tmp_path, PEER_SUITE), "--machine", "gpu", "--wait", "--out", run, seconds=GPU_RUN_S)
     peers = store.read_runs(run).frame
-    assert set(peers.kernel) == set(PEERS) and len(peers) == 5 * 2 + 3 * 2
+    assert set(peers.kernel) == set(PEERS) and len(peers) == 5 * 2 + 5 * 2
     assert set(peers.status) <= {"ok", "throttled", "unsupported"}, peers[
         ["kernel", "status", "error"]
     ].values

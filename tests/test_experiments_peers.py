@@ -24,7 +24,7 @@ def test_every_peer_has_an_adapter_that_needs_its_library_only_when_it_runs(monk
     for name, (module, *_) in peers.ADAPTERS.items():
         adapter = import_module(f"experiments.peers.{module}")
         assert name in adapter.SUBJECTS
-        adapter.refuse(name, {**PREFILL, "page_size": 16, "kernel": name})
+        adapter.refuse(name, {**PREFILL, "page_size": 16, "prefix": 16, "kernel": name})
 
 
 @pytest.mark.parametrize("name", PEERS)
@@ -38,8 +38,8 @@ def test_the_cpu_machine_has_no_peers(cpu, name):
     ("torch_flash", {"mode": "graph"}, "use mode launch"),
     ("fa3", {"dtype": "float32"}, "float16 and bfloat16, got float32"),
     ("flashinfer", {"layout": "bhsd"}, "got bhsd"),
-    ("fa3_decode", {"kv_dtype": "int8"}, "over caches of q's dtype, got one of int8"),
-    ("flashinfer_decode", {"kv_dtype": "float8_e4m3"}, "q's dtype, got one of float8_e4m3"),
+    ("fa3_decode", {"kv_dtype": "float8_e4m3"}, "for queries of float8_e4m3 alone, whose result is another"),
+    ("flashinfer_decode", {"kv_dtype": "int8"}, "q's dtype or float8_e4m3, got one of int8"),
     ("vllm_decode", {"kv_dtype": "float8_e4m3"}, "q's dtype, got one of float8_e4m3"),
 ])
 def test_what_a_peer_computes_otherwise_is_refused(name, changes, said):

@@ -19,6 +19,7 @@ ADAPTERS = {
     "fa3_decode": ("fa3", "flash_attn_interface", "FlashAttention-3, hopper/ of flash-attention"),
     "flashinfer": ("flashinfer", "flashinfer", "pip install flashinfer-python"),
     "flashinfer_decode": ("flashinfer", "flashinfer", "pip install flashinfer-python"),
+    "flashinfer_cascade": ("flashinfer", "flashinfer", "pip install flashinfer-python"),
     "vllm_decode": ("vllm", "torch", ""),  # which looks for the library itself: it need not be installed
 }
 

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from cuattn.kernels.base import Unsupported
 from experiments.peers.torch_peer import TorchPeer, refuse_dtype
 
-refuse = refuse_dtype
+
+def refuse(name: str, params) -> None:
+    """Refuse element types that are not compared, and those that it multiplies in."""
+    if held := params.get("kv_dtype"):
+        raise Unsupported(f"{name}: expected a cache of q's dtype, got one of {held}: it reads float8_e4m3 for queries of "
+                          "float8_e4m3 alone, whose result is another; choose another peer")
+    refuse_dtype(name, params)
 
 
 class Prefill(TorchPeer):

@@ -7,14 +7,18 @@ from typing import Any
 import numpy as np
 
 from cuattn.kernels.base import Unsupported
+from experiments.inputs import quantised
+
+KV_TYPES = {"float8_e4m3": "float8_e4m3fn"}  # PyTorch's names of what a quantised cache holds
 
 
-def refuse_dtype(name: str, params) -> None:
-    """Refuse element types that the libraries are not compared in."""
+def refuse_dtype(name: str, params, kv_dtypes: tuple[str, ...] = ()) -> None:
+    """Refuse element types that the libraries are not compared in; `kv_dtypes`: those of its quantised caches."""
     if params["dtype"] not in ("float16", "bfloat16"):
         raise Unsupported(f"{name}: is compared in float16 and bfloat16, got {params['dtype']}")
-    if params.get("kv_dtype"):
-        raise Unsupported(f"{name}: is compared over caches of q's dtype, got one of {params['kv_dtype']}")
+    if (held := params.get("kv_dtype")) and held not in kv_dtypes:
+        taken = " or ".join(["q's dtype", *kv_dtypes])
+        raise Unsupported(f"{name}: is compared over caches of {taken}, got one of {held}")
 
 
 class TorchPeer:
@@ -30,6 +34,7 @@ class TorchPeer:
 
         self.machine, self.torch, self.params, self.arrays = machine, torch, params, arrays
         self.dtype = getattr(torch, params["dtype"])
+        self.kv_dtype = getattr(torch, KV_TYPES[params["kv_dtype"]]) if params.get("kv_dtype") else self.dtype
         self.out = self.lse = None
         torch.cuda.reset_peak_memory_stats()
         self._before = torch.cuda.memory_allocated()
@@ -48,6 +53,8 @@ class TorchPeer:
         array = self.arrays[name]
         if array.dtype == np.int32:
             return self.torch.from_dlpack(array)
+        if array.dtype == np.uint8:
+            return self.torch.from_dlpack(array).view(self.kv_dtype)
         # 16-bit integers cross DLPack whatever either side knows of bfloat16.
         return self.torch.from_dlpack(array.view(self.machine.xp.int16)).view(self.dtype)
 
@@ -96,8 +103,8 @@ class TorchPeer:
         xp = self.machine.xp
         o = xp.from_dlpack(self.out.contiguous().view(self.torch.int16)).view(self.arrays["q"].dtype)
         lse = None if self.lse is None else xp.from_dlpack(self.lse.float().contiguous())
-        if self.params["family"] == "decode":
-            return check_decode(self.arrays, o, lse, self.rounding)
+        if self.params["family"] in ("decode", "cascade"):
+            return check_decode(self.arrays, o, lse, self.rounding, **quantised(self.params))
         if self.params["layout"] == "bhsd":
             o = o.transpose(0, 2, 1, 3)
         return check_prefill(self.params, self.arrays, o, lse, self.rounding)
