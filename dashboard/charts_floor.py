@@ -17,8 +17,8 @@ def over_floor(frame: pd.DataFrame):
     """Time over the read floor, over that floor, which stands for the bytes of a load.
 
     A line is what a kernel, with its own constants, reaches in the median of loads about as large. Graph
-    replays alone where there are any, which is how a server decodes. Quantised caches are left out: their
-    loads have fewer bytes, and a line through both would be neither's.
+    replays alone where there are any, which is how a server decodes. Quantised caches and features are left out:
+    their loads have other bytes or other work, and a line through both would be neither's.
 
     Parameters
     ----------
@@ -28,7 +28,7 @@ def over_floor(frame: pd.DataFrame):
     # The floor of a load is one for all: a library says nothing of its bytes.
     good = good.assign(floor_us=good.groupby(["what", "load"])["floor_us"].transform("min"))
     good = rows.as_served(good[(good["page_size"] == PAGE) & (good["floor_us"] > 0) & (good["measured_time_us"] > 0)
-                               & ~good["ragged"] & (good["kv_dtype"] == "")])
+                               & ~good["ragged"] & (good["kv_dtype"] == "") & (good["features"] == "")])
     if good["load"].nunique() < 2:
         return None
     data = columns(good, *rate_columns("measured_time_us"), "load", "floor_us")

@@ -7,12 +7,15 @@ import json
 import numpy as np
 import pandas as pd
 
+from experiments.suite import PACKED
+
 OTHER = "other"
 PAGED = ("decode", "mla", "cascade", "cache")  # families whose loads are batches of contexts in pages
 
 
 def add(out: pd.DataFrame) -> pd.DataFrame:
-    """Adds what a row is called where it is drawn: `what`, `load`, `shape`, `panel`, `variant`, `series`."""
+    """Adds what a row is called where it is drawn: `what`, `load`, `shape`, `panel`, `variant`, `series`; and
+    `features`, what it does beside plain attention of a batch, or of one query a sequence in pages."""
     decode = out["family"].isin(PAGED)
     length = out["max_len"].fillna(out["n"]).where(decode, out["n"])
     out["length"] = length.where(length > 0)
@@ -22,10 +25,12 @@ def add(out: pd.DataFrame) -> pd.DataFrame:
     named = [model or head for model, head in zip(out["model"], heads)]
     limits = zip(out["memory_limit_bytes"], out["memory_reserve_bytes"])
     # Rows under a limit are another subject: where they met those without one, an `oom` would be both's. So
-    # are graded keys in an order of theirs, quantised caches and shared prefixes: they would be several points at
-    # one shape.
+    # are graded keys in an order of theirs, quantised caches, shared prefixes and features: they would be several
+    # points at one shape.
+    asked = out[["family", "m", "window", "softcap", "with_sinks", "layout", "page_size"]]
+    out["features"] = [_features(row) for row in asked.itertuples(index=False)]
     subjects = zip(named, map(_limit, limits), map(keys, out["key_order"]), map(_cache, out["kv_dtype"]),
-                   map(_shared, out["prefix"]))
+                   map(_shared, out["prefix"]), out["features"])
     out["what"] = [" · ".join(filter(None, words)) for words in subjects]
     out["load"] = [
         _load(row)
@@ -97,6 +102,18 @@ def _cache(kv_dtype: str) -> str:
 def _shared(prefix: float) -> str:
     """"prefix 8K" for a row whose sequences share one."""
     return f"prefix {count(prefix)}" if prefix > 0 else ""
+
+
+def _features(row) -> str:
+    """"window 1K · sinks", "4 queries", "packed · pages of 16"; nothing for a plain row."""
+    prefill, decode = row.family == "prefill", row.family == "decode"
+    parts = (
+        f"{count(row.m)} queries" * (decode and row.m > 1), "packed" * (row.layout == PACKED),
+        f"pages of {count(row.page_size)}" * (prefill and row.page_size > 0),
+        f"window {count(row.window)}" * (row.window >= 0), f"softcap {row.softcap:g}" * (row.softcap > 0),
+        "sinks" * row.with_sinks,
+    )
+    return " · ".join(filter(None, parts))
 
 
 def _limit(sizes: tuple[float, float]) -> str:

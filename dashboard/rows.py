@@ -18,6 +18,8 @@ NUMBERS = (
     "n",
     "d",
     "prefix",
+    "window",
+    "softcap",
     "page_size",
     "tokens",
     "max_len",
@@ -71,6 +73,7 @@ NAMES = (
     "dtype",
     "kv_dtype",
     "key_order",
+    "layout",
     "page_order",
     "lengths_source",
     "mode",
@@ -100,13 +103,16 @@ def prepare(frame: pd.DataFrame) -> pd.DataFrame:
         values = out[name] if name in out else pd.Series(pd.NaT, out.index)
         out[name] = pd.to_datetime(values, utc=True, errors="coerce")
     out["device"] = out["device"].replace("cpu", "CPU machine")
-    causal = out["causal"] if "causal" in out else pd.Series(None, out.index, dtype=object)
-    out["mask"] = ["causal" if value is True or value == 1 else "full" for value in causal.fillna(False)]
-    stale = out["stale"] if "stale" in out else pd.Series(False, out.index)
-    out["stale"] = [bool(value) for value in stale.fillna(False)]
+    out["mask"] = ["causal" if causal else "full" for causal in _flags(out, "causal")]
+    out["with_sinks"], out["stale"] = _flags(out, "sinks"), _flags(out, "stale")
     if "measured_samples_us" not in out:
         out["measured_samples_us"] = None
     return labels.add(_quartiles(out))
+
+
+def _flags(out: pd.DataFrame, name: str) -> list[bool]:
+    """The column as booleans, whatever it holds; what is missing is False."""
+    return [bool(value) for value in out[name].astype(object).fillna(False)] if name in out else [False] * len(out)
 
 
 def _quartiles(out: pd.DataFrame) -> pd.DataFrame:

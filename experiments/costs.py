@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from cuattn import contract
+from cuattn.dispatch import OFFERED
 from cuattn.kernels import ROWS
 from cuattn.kernels.base import (
     ELEMENT_BYTES,
@@ -24,9 +26,10 @@ from cuattn.kernels.shapes import (
     ProbeShape,
 )
 from experiments.catalog import Entry
-from experiments.sweep import DECODES, kv_bytes, work
+from experiments.suite import PACKED
+from experiments.sweep import DECODES, kv_bytes, window_of, work
 
-LSE_BYTES, INDEX_BYTES, ANGLE_BYTES = 4, 4, 4
+LSE_BYTES, INDEX_BYTES, ANGLE_BYTES, SINK_BYTES = 4, 4, 4, 4
 
 
 def lengths_of(params: Mapping[str, Any]) -> list[int]:
@@ -53,14 +56,17 @@ def shape_of(params: Mapping[str, Any]):
     """The problem as the kernels' plans take it."""
     family, p = params["family"], params
     if family == "prefill":
-        return AttentionShape(p["b"], p["h"], p["hkv"], p["m"], p["n"], p["d"], p["dtype"], p["causal"])
+        return _dense(p)
     if family in DECODES:
         pages = max([1, *(ceil_div(n, p["page_size"]) for n in lengths_of(p))])
         if family == "cascade":
             shared = shared_pages(p)
             return CascadeShape(p["b"], p["h"], p["hkv"], p["d"], p["page_size"], ((1, shared),), pages - shared,
                                 p["dtype"])
-        return DecodeShape(p["b"], p["h"], p["hkv"], p["d"], p["page_size"], pages, p["dtype"], p.get("kv_dtype"))
+        m = p.get("m", 1)
+        _, window = contract.window(window_of(p), True, m, pages * p["page_size"])
+        return DecodeShape(p["b"], p["h"], p["hkv"], p["d"], p["page_size"], pages, p["dtype"], p.get("kv_dtype"), m=m,
+                           causal=m > 1, window=window, softcap=bool(p.get("softcap")), sinks=bool(p.get("sinks")))
     if family == "cache":
         rotary = p["d"] if rotates(p) else 0
         return AppendShape(p["b"], p["m"], p["hkv"], p["d"], p["page_size"], p["dtype"], rotary=rotary,
@@ -71,6 +77,26 @@ def shape_of(params: Mapping[str, Any]):
     return ProbeShape(p.get("bytes", 0), p.get("flops", 0), p["dtype"])
 
 
+def _dense(p: Mapping[str, Any]) -> AttentionShape:
+    """A prefill case's, whose sequences may be packed and their keys in pages."""
+    causal, window = contract.window(window_of(p), p["causal"], p["m"], p["n"])
+    packed = (p["b"] * p["m"], key_rows(p)) if p.get("layout") == PACKED else None
+    return AttentionShape(p["b"], p["h"], p["hkv"], p["m"], p["n"], p["d"], p["dtype"], causal, window,
+                          bool(p.get("softcap")), bool(p.get("sinks")), packed, page_size=p.get("page_size"))
+
+
+def key_rows(p: Mapping[str, Any]) -> int:
+    """Rows of K of a prefill case, those of its pages that hold no key included."""
+    page = p.get("page_size")
+    return p["b"] * p["n"] if page is None else max(p["b"] * ceil_div(p["n"], page), 1) * page
+
+
+def offsets_of(p: Mapping[str, Any]) -> tuple[list[int], list[int]]:
+    """Where packed sequences begin, and the last one ends: rows of queries and of keys."""
+    queries, keys = ([i * p[rows] for i in range(p["b"] + 1)] for rows in "mn")
+    return queries, keys
+
+
 def array_bytes(params: Mapping[str, Any]) -> int:
     """Bytes of a case's inputs and outputs."""
     p, family = params, params["family"]
@@ -78,8 +104,11 @@ def array_bytes(params: Mapping[str, Any]) -> int:
         return p.get("bytes", 0) * (2 if p["kernel"] == "copy" else 1)
     size, row = ELEMENT_BYTES[p["dtype"]], p["d"] * ELEMENT_BYTES[p["dtype"]]
     rows = p["b"] * p.get("m", 1) * p["h"]
+    sinks = p["h"] * SINK_BYTES if p.get("sinks") else 0
     if family == "prefill":
-        return 2 * rows * row + 2 * p["b"] * p["n"] * p["hkv"] * row + rows * LSE_BYTES
+        offsets = 2 * (p["b"] + 1) * INDEX_BYTES if p.get("layout") == PACKED else 0
+        table = p["b"] * max(ceil_div(p["n"], p["page_size"]), 1) * INDEX_BYTES if p.get("page_size") else 0
+        return 2 * rows * row + 2 * key_rows(p) * p["hkv"] * row + rows * LSE_BYTES + sinks + offsets + table
     if family == "pages":
         shape = shape_of(p)
         return 2 * 2 * max(shape.n, 1) * shape.page_bytes + 2 * shape.n * INDEX_BYTES
@@ -92,7 +121,7 @@ def array_bytes(params: Mapping[str, Any]) -> int:
         return pool // 2 + table + rows * (row + LATENT * size + LSE_BYTES)
     fresh = 2 * p["b"] * new * p["hkv"] * row if new else 2 * rows * row + rows * LSE_BYTES
     angles = p["d"] * (max(lengths_of(p), default=0) + new) * ANGLE_BYTES if new and rotates(p) else 0
-    return pool + table + fresh + angles
+    return pool + table + fresh + angles + sinks
 
 
 def plan_of(params: Mapping[str, Any], entry: Entry, device) -> Plan:
@@ -101,7 +130,7 @@ def plan_of(params: Mapping[str, Any], entry: Entry, device) -> Plan:
     Raises
     ------
     Unsupported
-        The kernel does not take this dtype or cache, or cannot run this shape on this device.
+        The kernel does not take this dtype or cache, lacks a feature, or cannot run this shape on this device.
     """
     if params["dtype"] not in entry.row.dtypes:
         raise Unsupported(f"dtype: expected {' or '.join(entry.row.dtypes)} for kernel '{entry.name}', got "
@@ -109,7 +138,11 @@ def plan_of(params: Mapping[str, Any], entry: Entry, device) -> Plan:
     if params.get("kv_dtype") and "quantised" not in entry.row.features:
         raise Unsupported(f"kv_dtype: expected none for kernel '{entry.name}', got {params['kv_dtype']}; choose "
                           "another kernel")
-    return entry.row.plan(shape_of(params), device, constants_of(params))
+    shape = shape_of(params)
+    if lacking := sorted(getattr(shape, "features", frozenset()) - entry.row.features):
+        raise Unsupported(f"{lacking[0]}: kernel '{entry.name}' does not offer {OFFERED[lacking[0]]}; choose another "
+                          "kernel")
+    return entry.row.plan(shape, device, constants_of(params))
 
 
 def planned(params: Mapping[str, Any], entry: Entry, device) -> tuple[Plan, Cost]:
@@ -122,6 +155,8 @@ def planned(params: Mapping[str, Any], entry: Entry, device) -> tuple[Plan, Cost
     """
     plan = plan_of(params, entry, device)
     lengths = lengths_of(params) if params["family"] in DECODES else None
+    if params.get("layout") == PACKED:
+        lengths = offsets_of(params)
     if params["family"] == "cascade":
         prefix = params.get("prefix", 0)
         lengths = [0, params["b"]], [prefix], [n - prefix for n in lengths]

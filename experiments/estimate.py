@@ -12,7 +12,7 @@ from cuattn.kernels.base import Chunked, Unsupported, ceil_div
 from experiments import environment
 from experiments.catalog import Entry, catalog
 from experiments.costs import array_bytes, planned
-from experiments.suite import Repeat
+from experiments.suite import SCORES, Repeat
 from experiments.sweep import Case, work
 
 COMPILE_S = {"cpu": 2.0, "gpu": 2.0}  # one file with one set of constants, cold
@@ -92,7 +92,7 @@ def _needs(case: Case, known: Mapping[str, Entry], device: Device) -> Needs | No
     p, entry = case.params, known.get(case.params["kernel"])
     flops, moved = work(p)
     if entry is None or entry.row is None or p["family"] == "probe":
-        key = [p.get(name) for name in ("kernel", "d", "dtype", "kv_dtype", "causal", "constants")]
+        key = [p.get(name) for name in ("kernel", "d", "dtype", "kv_dtype", "causal", *SCORES, "constants")]
         return Needs(flops, moved, frozenset([json.dumps(key)]))
     try:
         plan, cost = planned(p, entry, device)

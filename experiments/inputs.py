@@ -14,7 +14,9 @@ from cuattn.dense import round_to
 from cuattn.kernels.base import ceil_div
 from cuattn.quantise import quantise
 from cuattn.reference import bits, rotary_tables, widen
-from experiments.costs import rotates, shared_pages
+from experiments.costs import key_rows, offsets_of, rotates, shared_pages
+from experiments.suite import PACKED
+from experiments.sweep import window_of
 
 CHUNK = 1 << 26  # float32 values drawn at once: 256 MiB beside the array they fill
 KV_SCALES = {"float8_e4m3": 2.0**-6, "int8": 2.0**-5}  # by which N(0, 1) fills a quantised cache: up to ±4
@@ -26,6 +28,11 @@ def quantised(params: Mapping[str, Any]) -> dict[str, Any]:
     if not (held := params.get("kv_dtype")):
         return {}
     return {"kv_dtype": held, "k_scale": KV_SCALES[held], "v_scale": KV_SCALES[held]}
+
+
+def scores(params: Mapping[str, Any]) -> dict[str, Any]:
+    """What a case makes of its scores beside the arrays, as `cuattn.attention` and `decode` take it."""
+    return {"window_size": window_of(params), "softcap": params.get("softcap") or 0.0}
 
 
 def normal(machine, shape: tuple[int, ...], dtype: str, rng):
@@ -109,22 +116,54 @@ def page_table(lengths: list[int], page_size: int, order: str, seed: int, shared
 def build(machine, params: Mapping[str, Any]) -> dict[str, Any]:
     """The input arrays of a case by name, as the planning functions of `cuattn` take them.
 
-    prefill: q, k, v. decode, cascade: q, k_cache, v_cache, block_table, cache_seqlens. mla: one kv_cache for both.
-    cache: k, v and the cache of decode, with room for the new tokens; for a kernel that rotates cos and sin.
+    prefill: q, k, v; packed, cu_seqlens_q and cu_seqlens_k with them, and over pages block_table. decode, cascade: q,
+    k_cache, v_cache, block_table, cache_seqlens. mla: one kv_cache for both. Either with sinks, if it has them. cache: k, v and the cache of decode, with room for the new tokens; for a kernel that rotates cos and sin.
     pages: k_cache, v_cache, src, dst.
     """
     rng = machine.xp.random.default_rng(params["seed"])
-    b, h, hkv, d, dtype = (params[key] for key in ("b", "h", "hkv", "d", "dtype"))
     if params["family"] == "prefill":
-        m, n = params["m"], params["n"]
-        shapes = {"q": (b, m, h, d), "k": (b, n, hkv, d), "v": (b, n, hkv, d)}
-        if params["layout"] == "bhsd":
-            shapes = {name: (s[0], s[2], s[1], s[3]) for name, s in shapes.items()}
-        arrays = {name: normal(machine, shape, dtype, rng) for name, shape in shapes.items()}
-        if order := params.get("key_order"):
-            axis = 2 if params["layout"] == "bhsd" else 1
-            grade(arrays["k"], arrays["v"], axis, order, rng, machine.xp)
-        return arrays
+        build_family = _packed if params["layout"] == PACKED else _dense
+    else:
+        build_family = _paged
+    arrays = build_family(machine, params, rng)
+    if params.get("sinks"):
+        arrays["sinks"] = _sinks(machine, params["h"], rng)
+    return arrays
+
+
+def _sinks(machine, heads: int, rng):
+    """Logits of the size of scores, float32 that bfloat16 holds too, as libraries want them in either."""
+    return machine.upload(round_to(machine.download(rng.standard_normal(heads, dtype=np.float32)), "bfloat16", np))
+
+
+def _dense(machine, params: Mapping[str, Any], rng) -> dict[str, Any]:
+    b, h, hkv, d, m, n = (params[key] for key in ("b", "h", "hkv", "d", "m", "n"))
+    shapes = {"q": (b, m, h, d), "k": (b, n, hkv, d), "v": (b, n, hkv, d)}
+    if params["layout"] == "bhsd":
+        shapes = {name: (s[0], s[2], s[1], s[3]) for name, s in shapes.items()}
+    arrays = {name: normal(machine, shape, params["dtype"], rng) for name, shape in shapes.items()}
+    if order := params.get("key_order"):
+        axis = 2 if params["layout"] == "bhsd" else 1
+        grade(arrays["k"], arrays["v"], axis, order, rng, machine.xp)
+    return arrays
+
+
+def _packed(machine, params: Mapping[str, Any], rng) -> dict[str, Any]:
+    """Sequences of one length one behind the other; keys in pages of a pool where the case has a page size."""
+    b, h, hkv, d, page = (params.get(key) for key in ("b", "h", "hkv", "d", "page_size"))
+    keys = (key_rows(params), hkv, d) if page is None else (key_rows(params) // page, page, hkv, d)
+    shapes = {"q": (b * params["m"], h, d), "k": keys, "v": keys}
+    arrays = {name: normal(machine, shape, params["dtype"], rng) for name, shape in shapes.items()}
+    for name, offsets in zip(("cu_seqlens_q", "cu_seqlens_k"), offsets_of(params)):
+        arrays[name] = machine.upload(np.asarray(offsets, np.int32))
+    if page is not None:
+        table, _ = page_table([params["n"]] * b, page, params["page_order"], params["seed"])
+        arrays["block_table"] = machine.upload(table)
+    return arrays
+
+
+def _paged(machine, params: Mapping[str, Any], rng) -> dict[str, Any]:
+    b, h, hkv, d, dtype = (params[key] for key in ("b", "h", "hkv", "d", "dtype"))
     lengths = list(params.get("lengths") or [params["n"]] * b)
     if params["family"] == "pages":
         return _copied(machine, params, lengths, rng)
@@ -132,7 +171,7 @@ def build(machine, params: Mapping[str, Any]) -> dict[str, Any]:
     table, pages = page_table([n + new for n in lengths], params["page_size"], params["page_order"], params["seed"],
                               shared_pages(params))
     pool = (pages, params["page_size"], hkv, d)
-    fresh = {"k": (b, new, hkv, d), "v": (b, new, hkv, d)} if new else {"q": (b, 1, h, d)}
+    fresh = {"k": (b, new, hkv, d), "v": (b, new, hkv, d)} if new else {"q": (b, params.get("m", 1), h, d)}
     caches = ("kv_cache",) if params["family"] == "mla" else ("k_cache", "v_cache")
     arrays = {name: normal(machine, shape, dtype, rng) for name, shape in fresh.items()}
     if new and rotates(params):

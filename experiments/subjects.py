@@ -15,9 +15,11 @@ import cuattn
 from cuattn import busy, compare
 from cuattn.compare import Verdict
 from cuattn.compile import CompileError
+from cuattn.reference import bits
 from experiments import inputs, peers
 from experiments.catalog import Entry
 from experiments.costs import constants_of, shared_pages
+from experiments.suite import PACKED
 
 
 def make(machine, params: Mapping[str, Any], entry: Entry, trim: Callable[[Mapping], Any], arrays=None):
@@ -85,16 +87,14 @@ class _Ours:
 
 
 class Prefill(_Ours):
-    """Dense attention."""
+    """Attention of dense batches, or of packed sequences."""
 
     def _plan(self, constants):
-        return cuattn.plan_attention(
-            **self.arrays,
-            causal=self.params["causal"],
-            layout=self.params["layout"],
-            kernel=self.params["kernel"],
-            constants=constants,
-        )
+        p = self.params
+        options = {"causal": p["causal"], **inputs.scores(p), "kernel": p["kernel"], "constants": constants}
+        if p["layout"] == PACKED:
+            return cuattn.plan_attention_varlen(**self.arrays, max_seqlen_q=p["m"], max_seqlen_k=p["n"], **options)
+        return cuattn.plan_attention(**self.arrays, layout=p["layout"], **options)
 
     def verdict(self) -> Verdict:
         o, lse = self.planned.outputs
@@ -102,24 +102,36 @@ class Prefill(_Ours):
 
 
 def check_prefill(params, arrays, o, lse, rounding) -> Verdict:
-    """Judge dense attention in the case's layout."""
-    dense = {
-        name: x.transpose(0, 2, 1, 3) if params["layout"] == "bhsd" else x
-        for name, x in {**arrays, "o": o}.items()
-    }
-    return compare.check_attention(**dense, lse=lse, causal=params["causal"], rounding=rounding)
+    """Judge prefill in the case's layout."""
+    options = {"causal": params["causal"], **inputs.scores(params), "sinks": arrays.get("sinks"), "rounding": rounding}
+    given = {name: arrays[name] for name in "qkv"}
+    if params["layout"] == PACKED:
+        if "block_table" in arrays:
+            given |= {name: _in_order(arrays[name], arrays["block_table"], params["n"]) for name in "kv"}
+        ends = (arrays["cu_seqlens_q"], arrays["cu_seqlens_k"])
+        return compare.check_attention_varlen(*given.values(), *ends, o, lse, **options)
+    given["o"] = o
+    if params["layout"] == "bhsd":
+        given = {name: x.transpose(0, 2, 1, 3) for name, x in given.items()}
+    return compare.check_attention(**given, lse=lse, **options)
+
+
+def _in_order(cache, block_table, length: int):
+    """(B·N, HKV, D) of a pool of pages that sequences of one length lie in."""
+    pages = bits(cache)[block_table]  # (B, pages, page_size, HKV, D)
+    return pages.reshape(len(pages), -1, *cache.shape[2:])[:, :length].reshape(-1, *cache.shape[2:]).view(cache.dtype)
 
 
 class Decode(_Ours):
-    """One query a sequence over a paged cache."""
+    """A few queries a sequence over a paged cache."""
 
     def _plan(self, constants):
-        return cuattn.plan_decode(**self.arrays, **inputs.quantised(self.params), kernel=self.params["kernel"],
-                                  constants=constants)
+        return cuattn.plan_decode(**self.arrays, **inputs.scores(self.params), **inputs.quantised(self.params),
+                                  kernel=self.params["kernel"], constants=constants)
 
     def verdict(self) -> Verdict:
         o, lse = self.planned.outputs
-        return check_decode(self.arrays, o, lse, self.planned.plan.rounding, **inputs.quantised(self.params))
+        return check_decode(self.params, self.arrays, o, lse, self.planned.plan.rounding)
 
 
 class Cascade(Decode):
@@ -137,9 +149,10 @@ class Cascade(Decode):
                                           constants=constants)
 
 
-def check_decode(arrays, o, lse, rounding, **quantised) -> Verdict:
+def check_decode(params, arrays, o, lse, rounding) -> Verdict:
     """Judge paged decode."""
-    return compare.check_decode(**arrays, o=o, lse=lse, rounding=rounding, **quantised)
+    return compare.check_decode(**arrays, o=o, lse=lse, rounding=rounding, **inputs.scores(params),
+                                **inputs.quantised(params))
 
 
 class DecodeMla(_Ours):

@@ -18,6 +18,7 @@ nothing of them. A sweep says `rungs = "all"` or a list of names in place of `ke
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from experiments.words import UserError, nearest
 SUITES = Path(__file__).with_name("suites")
 DTYPES = ("float16", "bfloat16", "float32", "float8_e4m3")
 KV_DTYPES = ("float8_e4m3", "int8")  # of a cache that is not of dtype
+PACKED = "thd"  # the layout of sequences that lie one behind the other
 
 
 @dataclass(frozen=True)
@@ -50,23 +52,35 @@ AXES = {
     "h": Axis(int, _ATTENTION, least=1),
     "hkv": Axis(int, _ATTENTION, least=1),
     "d": Axis(int, _ATTENTION, least=1),
-    "m": Axis(int, ("prefill", "cache")),
+    "m": Axis(int, ("prefill", "decode", "cache")),  # of a decode step 1, or those that are verified together
     "n": Axis(int, _ATTENTION),
     "prefix": Axis(int, ("decode", "cascade")),  # of n, the keys that all sequences share, in whole pages
     "dtype": Axis(str, _ALL, "bfloat16", DTYPES),
     "kv_dtype": Axis(str, ("decode", "cache"), None, KV_DTYPES),  # without it a cache is of dtype
-    "causal": Axis(bool, ("prefill",), False),
-    "layout": Axis(str, ("prefill",), "bshd", ("bshd", "bhsd")),
+    "causal": Axis(bool, ("prefill",), False),  # decode always is
+    "window": Axis(int, ("prefill", "decode")),  # keys before its own that a query sees; without it all
+    "softcap": Axis(float, ("prefill", "decode"), least=1),  # without it scores have no bound
+    "sinks": Axis(bool, ("prefill", "decode"), choices=(True,)),  # without it no head has one
+    "layout": Axis(str, ("prefill",), "bshd", ("bshd", "bhsd", PACKED)),
     "key_order": Axis(str, ("prefill",), None, ("mixed", "rising", "falling")),  # without it keys are plain
-    "page_size": Axis(int, _PAGED, 16, least=1),
-    "page_order": Axis(str, _PAGED, "sorted", ("sorted", "shuffled")),
+    "page_size": Axis(int, ("prefill", *_PAGED), 16, least=1),  # without it keys of prefill lie in no pages
+    "page_order": Axis(str, ("prefill", *_PAGED), "sorted", ("sorted", "shuffled")),
     "bytes": Axis(int, ("probe",)),
     "flops": Axis(int, ("probe",)),
     "cache_mode": Axis(str, _ALL, "cold", ("cold", "warm")),
     "mode": Axis(str, _ALL, "launch", ("launch", "graph")),
     "seed": Axis(int, _ALL, 0),
 }
+SCORES = ("window", "softcap", "sinks")  # axes of what becomes of scores; without one it is left undone
 LIMITS = {"min_tokens": int, "max_tokens": int, "max_kv_gb": float, "max_scores_gb": float, "within_context": bool}
+
+
+def defaults(family: str, named: Iterable[str] = ()) -> dict[str, Any]:
+    """Values of the family's axes beside those `named`; without a page size prefill has no pages."""
+    dense = family == "prefill" and "page_size" not in named
+    return {name: axis.default for name, axis in AXES.items()
+            if family in axis.families and axis.default is not None and name not in named
+            and not (dense and name in ("page_size", "page_order"))}
 
 
 @dataclass(frozen=True)
@@ -263,10 +277,10 @@ def _axis(where: str, key: str, value: Any) -> list:
     for item in values:
         _typed(item, axis.type, f"{where}: {key}")
         if axis.choices and item not in axis.choices:
-            raise UserError(f"{where}: {key} expected one of {', '.join(axis.choices)}, got {item!r}")
-        if axis.type is int and item < axis.least:
+            raise UserError(f"{where}: {key} expected one of {', '.join(map(str, axis.choices))}, got {item!r}")
+        if axis.type in (int, float) and not item >= axis.least:
             raise UserError(f"{where}: {key} expected at least {axis.least}, got {item}")
-    return values
+    return [axis.type(item) for item in values]
 
 
 def _constants(where: str, body: Any, kernels: list[str]) -> dict[str, list[dict]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from experiments.catalog import Entry
 from experiments.lengths import batches, read_lengths
 from experiments.models import model
 from experiments.shards import parse_shard, select
-from experiments.suite import AXES, Suite, Sweep
+from experiments.suite import AXES, PACKED, Suite, Sweep, defaults
 from experiments.words import UserError, nearest
 
 RAGGED_BATCHES = 4  # batches a request log yields a combination of the other axes
@@ -155,14 +156,9 @@ def _axes(sweep: Sweep, family: str, ragged: bool, where: str) -> dict[str, list
             raise UserError(f"{where}: {name} means nothing for {family} kernels; remove it")
     drop = {"b", "n"} if ragged else set()
     axes = {name: values for name, values in sweep.axes.items() if name not in drop}
-    for name, axis in AXES.items():
-        if family in axis.families and axis.default is not None and name not in drop:
-            axes.setdefault(name, [axis.default])
-    if "key_order" in axes and True in axes["causal"]:
-        raise UserError(
-            f"{where}: has key_order with causal = true, under which other orders give other results; "
-            "keep one or the other"
-        )
+    axes |= {name: [value] for name, value in defaults(family, axes).items() if name not in drop}
+    if family == "prefill":
+        _check_prefill(axes, where)
     if family != "probe":
         missing = [n for n in ("h", "hkv", "d") if n not in axes] if "model" not in axes else []
         missing += ["n"] if "n" not in axes and not ragged else []
@@ -171,6 +167,24 @@ def _axes(sweep: Sweep, family: str, ragged: bool, where: str) -> dict[str, list
                 f"{where}: does not say {', '.join(missing)}; name them, or a model for h, hkv and d"
             )
     return axes
+
+
+def _check_prefill(axes: dict[str, list], where: str) -> None:
+    """Refuses axes that mean nothing together."""
+    if "key_order" in axes and True in axes["causal"]:
+        raise UserError(
+            f"{where}: has key_order with causal = true, under which other orders give other results; "
+            "keep one or the other"
+        )
+    if "key_order" in axes and PACKED in axes["layout"]:
+        raise UserError(f"{where}: has key_order with layout = {PACKED}, whose sequences have no order of keys in "
+                        "common; choose another layout")
+    if "window" in axes and False in axes["causal"]:
+        raise UserError(f"{where}: has a window without causal = true, beside which a query would see all keys behind "
+                        "its own; add that")
+    if ("page_size" in axes or "page_order" in axes) and (axes["layout"] != [PACKED] or "page_size" not in axes):
+        raise UserError(f"{where}: has pages without layout = {PACKED} and a page_size, by which prefill reads them; "
+                        "add both, or remove them")
 
 
 def params_of(name: str, family: str, point: dict[str, Any], constants: dict[str, Any]) -> dict[str, Any]:
@@ -184,7 +198,7 @@ def params_of(name: str, family: str, point: dict[str, Any], constants: dict[str
     if family == "prefill":
         params.setdefault("m", params["n"])
     if family in DECODES:
-        params |= {"m": 1, "lengths_source": params.get("lengths_source", "uniform")}
+        params = {"m": 1, "lengths_source": "uniform", **params}
     if family in (*DECODES, "cache", "pages"):
         lengths = params.get("lengths") or [params["n"]] * params["b"]
         params |= {"tokens": sum(lengths), "max_len": max(lengths, default=0)}
@@ -244,6 +258,23 @@ def work(params: Mapping[str, Any]) -> tuple[float, float]:
     if params["family"] == "cascade":
         return 4 * params["tokens"] * h * d, rows + moved * held_tokens(params) / max(params["tokens"], 1)
     if params["family"] == "decode":
-        return 4 * params["tokens"] * h * d, rows + moved
-    shape = AttentionShape(b, h, hkv, m, params["n"], d, params["dtype"], params["causal"])
+        pairs, seen = _attended(params)
+        return 4 * pairs * h * d, rows + moved * seen / max(params["tokens"], 1)
+    shape = AttentionShape(b, h, hkv, m, params["n"], d, params["dtype"], params["causal"], window_of(params))
     return 4 * b * h * shape.visible * d, rows + moved
+
+
+def window_of(params: Mapping[str, Any]) -> tuple[int, int]:
+    """The case's `window_size`, beside a causal mask."""
+    window = params.get("window")
+    return -1 if window is None else window, -1
+
+
+def _attended(params: Mapping[str, Any]) -> tuple[int, int]:
+    """(query, key) pairs of a head in a decode case, and keys that some query sees, of all sequences."""
+    pairs = seen = 0
+    for n, count in Counter(params.get("lengths") or [params["n"]] * params["b"]).items():
+        shape = AttentionShape(1, 1, 1, params.get("m", 1), n, 1, params["dtype"], True, window_of(params))
+        first, end = shape.keys(0, shape.m - 1)
+        pairs, seen = pairs + count * shape.visible, seen + count * (end - first)
+    return pairs, seen

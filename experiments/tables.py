@@ -32,6 +32,10 @@ PARAMETERS = (
     "dtype",
     "kv_dtype",
     "causal",
+    "window",
+    "softcap",
+    "sinks",
+    "layout",
     "key_order",
     "page_size",
     "page_order",
@@ -64,6 +68,8 @@ def split_parameters(rows: list[dict]) -> tuple[list[str], str]:
     columns = {name: [_plain(row.get(name)) for row in rows] for name in PARAMETERS}
     if columns["m"] == columns["n"] or set(columns["m"]) == {1}:
         del columns["m"]
+    if len(set(columns["layout"])) == 1:
+        del columns["layout"]
     if all(n is not None for n in columns["n"]):
         del columns["tokens"], columns["lengths_source"]
     if any(columns["model"]):
@@ -114,6 +120,7 @@ def add_parameters(table: Table, names: list[str]) -> None:
             "model",
             "dtype",
             "kv_dtype",
+            "layout",
             "key_order",
             "page_order",
             "lengths_source",

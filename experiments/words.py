@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 
 class UserError(ValueError):
@@ -18,6 +19,12 @@ def nearest(word: str, known: Iterable[str], limit: int = 12) -> str:
         return f"did you mean '{close[0]}'?"
     listed = ", ".join(known[:limit]) + (", …" if len(known) > limit else "")
     return f"known are: {listed or 'none'}"
+
+
+def of_scores(params: Mapping[str, Any]) -> list[str]:
+    """What a case makes of its scores, a phrase each: "window 1024", "softcap 30", "sinks"."""
+    sizes = [f"{name} {params[name]:g}" for name in ("window", "softcap") if params.get(name) is not None]
+    return sizes + ["sinks"] * bool(params.get("sinks"))
 
 
 def several(count: int, noun: str) -> str:

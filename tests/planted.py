@@ -169,4 +169,4 @@ def warm(folder: Path) -> None:
     params = {"b": 1, "h": 2, "hkv": 1, "d": 64, "dtype": "bfloat16", "seed": 0, "page_size": 16,
               "layout": "bshd", "page_order": "sorted", "m": 16, "n": 16}
     cuattn.plan_attention(**inputs.build(machine, {**params, "family": "prefill"}))
-    cuattn.plan_decode(**inputs.build(machine, {**params, "family": "decode", "n": 24}))
+    cuattn.plan_decode(**inputs.build(machine, {**params, "family": "decode", "m": 1, "n": 24}))

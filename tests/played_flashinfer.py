@@ -21,17 +21,26 @@ class _Paged:
         self.graph, self.planned, self.ran = use_cuda_graph, [], []
         _Paged.made.append(self)
 
-    def _attend(self, q, caches, queries, pages, *, k_scale=1.0, v_scale=1.0, causal=False):
-        """O of packed queries; `pages`: of each sequence its pages and how many keys they hold."""
+    def _attend(self, q, caches, queries, pages, *, k_scale=1.0, v_scale=1.0, causal=False, sinks=None):
+        """O and LSE of packed queries; `pages`: of each sequence its pages and how many keys they hold."""
         said, (k_cache, v_cache) = self.planned[-1], (x.array for x in caches)
-        assert (q.array.dtype, k_cache.dtype) == (said["q_data_type"], said["kv_data_type"])
-        assert q.shape[1:] == (said["num_qo_heads"], said["head_dim"])
-        assert k_cache.shape[1:] == (said["page_size"], said["num_kv_heads"], said["head_dim"])
+        assert k_cache.shape[1] == said["page_size"]
+        keys = [tuple(x[mine].reshape(-1, *x.shape[2:])[:n] for x in (k_cache, v_cache)) for mine, n in pages]
+        return self._over(q, keys, queries, k_scale, v_scale, causal, sinks)
+
+    def _over(self, q, keys, queries, k_scale=1.0, v_scale=1.0, causal=False, sinks=None):
+        """The same by the K and V of each sequence."""
+        said = self.planned[-1]
+        d = said.get("head_dim") or said["head_dim_qk"]
+        window, cap = said.get("window_left", -1), said.get("logits_soft_cap") or 0.0
+        assert q.array.dtype == said["q_data_type"] and q.shape[1:] == (said["num_qo_heads"], d)
         o, lse = np.zeros(q.shape), np.full(q.shape[:2], -np.inf)
-        for i, (mine, keys) in enumerate(pages):
+        for i, (k, v) in enumerate(keys):
+            assert k.dtype == v.dtype == said["kv_data_type"] and k.shape[1:] == (said["num_kv_heads"], d)
             rows = slice(queries[i], queries[i + 1])
-            k, v = (x[mine].reshape(-1, *x.shape[2:])[:keys].astype(np.float64)[None] for x in (k_cache, v_cache))
-            one, each = attention(q.array[rows].astype(np.float64)[None], k_scale * k, v_scale * v, causal=causal)
+            wide = (x.astype(np.float64)[None] for x in (q.array[rows], k, v))
+            one, each = attention(*(s * x for s, x in zip((1.0, k_scale, v_scale), wide)), causal=causal or window >= 0,
+                                  window_size=(window, -1), softcap=cap, sinks=sinks)
             o[rows], lse[rows] = one[0], each[0].T
         return o, lse
 
@@ -51,7 +60,7 @@ class BatchDecodeWithPagedKVCacheWrapper(_Paged):
         assert use_tensor_cores and all((x is not None) == use_cuda_graph for x in buffers)
 
     def plan(self, indptr, indices, last_page_len, num_qo_heads, num_kv_heads, head_dim, page_size, *,
-             q_data_type="float16", kv_data_type=None):
+             window_left=-1, logits_soft_cap=None, q_data_type="float16", kv_data_type=None, q_len_per_req=1):
         self.planned.append({**locals()})
 
     def run(self, q, paged_kv_cache, *, k_scale=None, v_scale=None, out=None):
@@ -60,7 +69,9 @@ class BatchDecodeWithPagedKVCacheWrapper(_Paged):
         assert v_scale is None or isinstance(v_scale, float)
         pages = _pages(*(said[name] for name in ("indptr", "indices", "last_page_len", "page_size")))
         scales = {name: 1.0 if x is None else x for name, x in self.ran[-1].items()}
-        o, _ = self._attend(q, paged_kv_cache, range(len(pages) + 1), pages, **scales)
+        m = said["q_len_per_req"]
+        queries = range(0, (len(pages) + 1) * m, m)
+        o, _ = self._attend(q, paged_kv_cache, queries, pages, causal=m > 1, **scales)
         out.array[...] = o
         return out
 
@@ -77,7 +88,8 @@ class MultiLevelCascadeAttentionWrapper(_Paged):
         assert all(len(x) == num_levels if use_cuda_graph else x is None for x in buffers)
 
     def plan(self, qo_indptr_arr, paged_kv_indptr_arr, paged_kv_indices_arr, paged_kv_last_page_len, num_qo_heads,
-             num_kv_heads, head_dim, page_size, causal=False, q_data_type="float16", kv_data_type=None):
+             num_kv_heads, head_dim, page_size, causal=False, window_left=-1, logits_soft_cap=None,
+             q_data_type="float16", kv_data_type=None):
         self.planned.append({**locals()})
         assert self.levels == len(qo_indptr_arr) == len(paged_kv_indptr_arr)
 
@@ -93,11 +105,68 @@ class MultiLevelCascadeAttentionWrapper(_Paged):
         return Tensor((o / total).astype(q.array.dtype))
 
 
+class BatchPrefillWithRaggedKVCacheWrapper(_Paged):
+    def __init__(self, float_workspace_buffer, kv_layout="NHD", use_cuda_graph=False, qo_indptr_buf=None,
+                 kv_indptr_buf=None):
+        super().__init__(float_workspace_buffer, kv_layout, use_cuda_graph)
+
+    def plan(self, qo_indptr, kv_indptr, num_qo_heads, num_kv_heads, head_dim_qk, causal=False, window_left=-1,
+             logits_soft_cap=None, q_data_type="float16", kv_data_type=None):
+        self.planned.append({**locals()})
+
+    def run(self, q, k, v, *, out=None):
+        said = self.planned[-1]
+        self.ran.append({})
+        ends = said["kv_indptr"].array
+        keys = [tuple(x.array[first:end] for x in (k, v)) for first, end in zip(ends, ends[1:])]
+        out.array[...], _ = self._over(q, keys, said["qo_indptr"].array, causal=said["causal"])
+        return out
+
+
+class BatchPrefillWithPagedKVCacheWrapper(_Paged):
+    def __init__(self, float_workspace_buffer, kv_layout="NHD", use_cuda_graph=False, qo_indptr_buf=None,
+                 paged_kv_indptr_buf=None, paged_kv_indices_buf=None, paged_kv_last_page_len_buf=None, backend="auto"):
+        super().__init__(float_workspace_buffer, kv_layout, use_cuda_graph)
+        buffers = qo_indptr_buf, paged_kv_indptr_buf, paged_kv_indices_buf, paged_kv_last_page_len_buf
+        assert all((x is not None) == use_cuda_graph for x in buffers)
+        self.backend, self.window = backend, None
+
+    def plan(self, qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len, num_qo_heads, num_kv_heads,
+             head_dim_qk, page_size, causal=False, window_left=-1, logits_soft_cap=None, q_data_type="float16",
+             kv_data_type=None):
+        assert self.window in (None, window_left)
+        self.planned.append({**locals()})
+
+    def run(self, q, paged_kv_cache, *args, out=None):
+        said, (sinks, scale) = self.planned[-1], args or (None, None)
+        assert (sinks is None) == (self.window is None) and abs((scale or 0.0) ** 2 * said["head_dim_qk"] - (sinks is not None)) < 1e-9
+        self.ran.append({"sinks": sinks})
+        tables = (said[f"paged_kv_{name}"] for name in ("indptr", "indices", "last_page_len"))
+        out.array[...], _ = self._attend(
+            q, paged_kv_cache, said["qo_indptr"].array, _pages(*tables, said["page_size"]), causal=said["causal"],
+            sinks=None if sinks is None else sinks.array.astype(np.float64))
+        return out
+
+
+class BatchAttentionWithAttentionSinkWrapper(BatchPrefillWithPagedKVCacheWrapper):
+    """Compiled for what it is made with, under a name without the head dim."""
+
+    def __init__(self, float_workspace_buffer, kv_layout="NHD", use_cuda_graph=False, qo_indptr_buf=None,
+                 paged_kv_indptr_buf=None, paged_kv_indices_buf=None, paged_kv_last_page_len_buf=None, backend="auto",
+                 q_data_type=None, kv_data_type=None, head_dim_qk=128, head_dim_vo=128, window_left=-1):
+        super().__init__(float_workspace_buffer, kv_layout, use_cuda_graph, qo_indptr_buf, paged_kv_indptr_buf,
+                         paged_kv_indices_buf, paged_kv_last_page_len_buf, backend)
+        assert head_dim_qk == head_dim_vo == 128 and q_data_type == kv_data_type
+        self.window = window_left
+
+
 def play_flashinfer(monkeypatch) -> list[_Paged]:
     """The module `flashinfer`; returns its wrappers as they are made."""
     module = ModuleType("flashinfer")
     module.__spec__ = ModuleSpec("flashinfer", None)
-    for wrapper in (BatchDecodeWithPagedKVCacheWrapper, MultiLevelCascadeAttentionWrapper):
+    for wrapper in (BatchAttentionWithAttentionSinkWrapper, BatchDecodeWithPagedKVCacheWrapper,
+                    BatchPrefillWithPagedKVCacheWrapper, BatchPrefillWithRaggedKVCacheWrapper,
+                    MultiLevelCascadeAttentionWrapper):
         setattr(module, wrapper.__name__, wrapper)
     monkeypatch.setitem(sys.modules, "flashinfer", module)
     monkeypatch.setattr(_Paged, "made", [])

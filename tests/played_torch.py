@@ -33,16 +33,22 @@ class Tensor:
     def __getitem__(self, places):
         return Tensor(self.array[places])
 
-    def __sub__(self, number):
-        return Tensor(self.array - number)
+    def __sub__(self, other):
+        return Tensor(self.array - (other.array if isinstance(other, Tensor) else other))
+
+    def clamp(self, min):
+        return Tensor(self.array.clip(min))
 
     def detach(self):
         return self
 
     cpu = cuda = detach
 
-    def to(self, device):
-        return self
+    def to(self, what):
+        return self if isinstance(what, str) else Tensor(self.array.astype(what))
+
+    def float(self):
+        return self.to(np.float32)
 
     def numpy(self):
         return self.array
@@ -69,6 +75,9 @@ class Tensor:
 
     def permute(self, *order):
         return Tensor(self.array.transpose(order))
+
+    def transpose(self, one, other):
+        return Tensor(self.array.swapaxes(one, other))
 
     def contiguous(self):
         return self if self.array.flags.c_contiguous else _allocated(np.ascontiguousarray(self.array))

@@ -61,6 +61,9 @@ CASCADE = {**SHARED, "kernel": "cascade", "family": "cascade"}
 APPEND = {**DECODE, "kernel": "append", "family": "cache", "m": 2}
 QUANTISED = {**DECODE, "kernel": "paged_stream", "kv_dtype": "float8_e4m3"}
 PAGES = {**DECODE, "kernel": "copy_pages", "family": "pages"}
+FEATURES = {**DECODE, "kernel": "paged_stream", "m": 4, "window": 3, "softcap": 2.0, "sinks": True}
+PACKED = {**PREFILL, "layout": "thd", "b": 3, "tokens": 72, "window": 3, "softcap": 2.0, "sinks": True}
+PAGED_PREFILL = {**PACKED, "page_size": 16, "page_order": "shuffled"}
 PROBE = {
     "kernel": "read",
     "family": "probe",
@@ -168,6 +171,14 @@ def test_a_suites_rest_reaches_the_timer(gpu, monkeypatch):
         QUANTISED,
         {**QUANTISED, "kv_dtype": "int8"},
         {**APPEND, "kernel": "append_rope", "kv_dtype": "float8_e4m3"},
+        FEATURES,
+        {**DECODE, "kernel": "paged_stream", "window": 0},
+        {**DECODE, "m": 8},
+        {**PREFILL, "window": 5, "sinks": True},
+        PACKED,
+        {**PACKED, "kernel": "flash_hopper"},
+        PAGED_PREFILL,
+        {**PAGED_PREFILL, "kernel": "flash_hopper", "constants": '{"block_n": 16}'},
     ],
     ids=lambda p: f"{p['kernel']}-{p.get('layout', '')}{p.get('kv_dtype', '')}",
 )
@@ -183,7 +194,7 @@ def test_counted_equals_modelled_for_every_kernel(cpu, params):
 
 @pytest.mark.parametrize("params", [PREFILL, DECODE, MLA, SHARED, {**APPEND, "page_order": "sorted"},
                                     {**APPEND, "kernel": "append_rope"}, PAGES, QUANTISED,
-                                    {**APPEND, "kv_dtype": "int8"}])
+                                    {**APPEND, "kv_dtype": "int8"}, FEATURES, PACKED, PAGED_PREFILL])
 def test_the_closed_form_of_memory_is_what_is_allocated(cpu, params):
     row = run(cpu, params)
     arrays = inputs.build(cpu, params)
@@ -204,6 +215,46 @@ def test_a_quantised_cache_is_filled_by_its_scale_and_takes_half(cpu):
     row = run(cpu, {**DECODE, "kv_dtype": "int8"})
     assert row["status"] == "unsupported" and row["error"] == (
         "kv_dtype: expected none for kernel 'paged', got int8; choose another kernel")
+
+
+@pytest.mark.parametrize(("params", "column"), [
+    (FEATURES, "window"), (FEATURES, "softcap"), (FEATURES, "sinks"), (PACKED, "window"), (PAGED_PREFILL, "softcap"),
+    (PAGED_PREFILL, "sinks"), ({**PREFILL, "sinks": True}, "sinks"), ({**PREFILL, "softcap": 2.0}, "softcap"),
+])
+def test_what_a_case_asks_of_its_scores_is_computed_and_judged(cpu, monkeypatch, params, column):
+    """A kernel that left it out would be incorrect."""
+    plain = {name: value for name, value in params.items() if name != column}
+    for name in ("plan_decode", "plan_attention", "plan_attention_varlen"):
+        original = getattr(cuattn, name)
+
+        def forgets(*arrays, original=original, **options):
+            gone = {"window": {"window_size": (-1, -1)}, "softcap": {"softcap": 0.0}, "sinks": {"sinks": None}}[column]
+            return original(*arrays, **{**options, **gone})
+
+        monkeypatch.setattr(subjects.cuattn, name, forgets)
+    assert run(cpu, params)["status"] == "incorrect"
+    assert run(cpu, plain)["status"] == "ok"
+
+
+def test_sinks_are_numbers_that_bfloat16_holds(cpu):
+    sinks = inputs.build(cpu, FEATURES)["sinks"]
+    assert sinks.dtype == np.float32 and sinks.shape == (2,) and sinks.any()
+    assert (sinks.astype(ml_dtypes.bfloat16).astype(np.float32) == sinks).all()
+    without = inputs.build(cpu, {**FEATURES, "sinks": None})
+    assert "sinks" not in without and (without["q"] == inputs.build(cpu, FEATURES)["q"]).all()
+
+
+@pytest.mark.parametrize(("params", "said"), [
+    ({**PREFILL, "kernel": "standard", "softcap": 2.0}, "softcap: kernel 'standard' does not offer softcap; choose another kernel"),
+    ({**PACKED, "kernel": "standard", "window": None, "softcap": None, "sinks": None},
+     "varlen: kernel 'standard' does not offer cu_seqlens_q; choose another kernel"),
+    ({**DECODE, "kernel": "paged_gather", "m": 2}, "queries: kernel 'paged_gather' does not offer several queries a sequence; "
+     "choose another kernel"),
+    ({**DECODE, "m": 9}, "1 to 8 queries a sequence"),
+])
+def test_what_a_kernel_does_not_offer_is_unsupported(cpu, params, said):
+    row = run(cpu, params)
+    assert row["status"] == "unsupported" and said in row["error"]
 
 
 def test_another_timer_is_asked_where_the_run_says_so(gpu, monkeypatch):

@@ -253,12 +253,13 @@ def test_variants_differ_in_what_a_side_names_alone(tmp_path, constants, verdict
 
 
 @pytest.mark.parametrize("column, other", [("mode", "graph"), ("cache_mode", "warm"), ("layout", "bhsd"),
-                                           ("lengths_source", "trace.csv"), ("key_order", "mixed")])
+                                           ("lengths_source", "trace.csv"), ("key_order", "mixed"), ("window", 64),
+                                           ("softcap", 30.0), ("sinks", True)])
 def test_what_is_unusual_must_be_asked_for(tmp_path, column, other):
     rows = [one | {column: other} for one in KINDS["ratio"][1]]
     part = KINDS["ratio"][0]
     assert verdicts(1, rows, book=written(tmp_path, BOOK.format(part=part))) == [OPEN]
-    asked = written(tmp_path, BOOK.format(part=f'{part}\nwhere = {{{column} = "{other}"}}'))
+    asked = written(tmp_path, BOOK.format(part=f'{part}\nwhere = {{{column} = {json.dumps(other)}}}'))
     assert verdicts(1, rows, book=asked) == [CONFIRMED]
 
 

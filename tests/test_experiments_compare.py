@@ -117,6 +117,9 @@ def test_a_shape_in_words_names_what_is_unusual():
     usual = {"n": 64, "layout": "bshd", "key_order": None, "page_order": "sorted"}
     assert tables.shape_words(usual) == "n 64"
     assert tables.shape_words({**usual, "key_order": "rising"}) == "n 64 keys rising"
+    asked = {"window": 1024, "softcap": 30.0, "sinks": True}
+    assert tables.shape_words({**usual, **asked}) == "n 64 window 1024 softcap 30 sinks"
+    assert tables.shape_words({**usual, **dict.fromkeys(asked)}) == "n 64"
 
 
 def test_runs_of_the_cpu_machine_are_compared_by_what_they_count():

@@ -6,13 +6,18 @@ import numpy as np
 import pytest
 from played_flashinfer import play_flashinfer
 from played_torch import Gpu, play
-from test_experiments_case import DECODE, SHARED, run
+from test_experiments_case import DECODE, PREFILL, SHARED, run
 
 from experiments import environment, inputs
 from experiments.suite import load_suite
 
 CASE = {**DECODE, "kernel": "flashinfer_decode", "h": 4, "hkv": 2}
 BYTES = {**CASE, "kv_dtype": "float8_e4m3"}
+DENSE = {**PREFILL, "kernel": "flashinfer", "h": 4, "hkv": 2}
+PACKED = {**DENSE, "layout": "thd", "b": 3, "tokens": 72}
+PAGES = {**PACKED, "page_size": 8, "page_order": "shuffled"}
+SEEN = {**CASE, "lengths": [17, 9, 33], "tokens": 59, "h": 8}  # enough keys for several queries
+WIDE = {**SEEN, "d": 128, "sinks": True}
 CASCADE = {**SHARED, "kernel": "flashinfer_cascade", "family": "cascade", "h": 4, "hkv": 2}
 
 
@@ -30,7 +35,12 @@ def wrappers(gpu, monkeypatch):
 
 @pytest.mark.parametrize("params", [CASE, {**CASE, "dtype": "bfloat16", "page_order": "sorted"}, BYTES,
                                     {**CASE, **SHARED, "kernel": "flashinfer_decode"}, CASCADE,
-                                    {**CASCADE, "prefix": 4, "lengths": [4, 5, 40], "tokens": 49, "max_len": 40}])
+                                    {**CASCADE, "prefix": 4, "lengths": [4, 5, 40], "tokens": 49, "max_len": 40},
+                                    {**CASE, "window": 6}, {**CASE, "window": 6, "softcap": 2.0}, {**SEEN, "m": 4},
+                                    {**SEEN, "m": 8, "window": 3, "softcap": 2.0}, WIDE, {**WIDE, "m": 4, "window": 5},
+                                    DENSE, {**DENSE, "window": 5, "softcap": 2.0}, {**DENSE, "causal": False}, PACKED,
+                                    {**PACKED, "window": 3}, PAGES, {**PAGES, "softcap": 2.0, "window": 9},
+                                    {**PAGES, "d": 128, "sinks": True, "window": 9}])
 @pytest.mark.parametrize("mode", ["launch", "graph"])
 def test_a_case_is_judged_and_timed_with_its_plan_or_with_a_graph_beside_it(gpu, wrappers, params, mode, monkeypatch):
     monkeypatch.setattr(gpu, "capture", lambda launch: launch, raising=False)
@@ -59,6 +69,18 @@ def test_a_wrong_scale_is_noticed(gpu, wrappers, monkeypatch):
     assert row["status"] == "incorrect" and "measured_time_us" not in row
 
 
+def test_several_queries_sinks_and_pages_choose_their_wrappers(gpu, wrappers):
+    for params, name, backend in [({**SEEN, "m": 2}, "BatchDecodeWithPagedKVCacheWrapper", None),
+                                  (WIDE, "BatchAttentionWithAttentionSinkWrapper", "fa2"),
+                                  (PACKED, "BatchPrefillWithRaggedKVCacheWrapper", None),
+                                  (PAGES, "BatchPrefillWithPagedKVCacheWrapper", "auto"),
+                                  ({**PAGES, "d": 128, "sinks": True}, "BatchAttentionWithAttentionSinkWrapper", "auto")]:
+        assert run(gpu, params)["status"] == "ok"
+        made = wrappers.pop()
+        assert type(made).__name__ == name and getattr(made, "backend", None) == backend
+        assert made.planned[-1].get("q_len_per_req", 1) == (2 if params["m"] == 2 else 1)
+
+
 def test_the_levels_are_the_prefix_once_and_each_sequences_own_keys(gpu, wrappers):
     assert run(gpu, CASCADE)["status"] == "ok"
     said = wrappers[0].planned[-1]
@@ -70,6 +92,10 @@ def test_the_levels_are_the_prefix_once_and_each_sequences_own_keys(gpu, wrapper
 
 @pytest.mark.parametrize(("changes", "said"), [
     ({"kv_dtype": "int8"}, "is compared over caches of q's dtype or float8_e4m3, got one of int8"),
+    ({"sinks": True}, "with sinks at head dim 128 and a cache of q's dtype, got 64 and float16"),
+    ({"sinks": True, "d": 128, "kv_dtype": "float8_e4m3"}, "got 128 and float8_e4m3; choose those"),
+    ({"sinks": True, "softcap": 3.0}, "takes sinks or a softcap, got both"),
+    ({**DENSE, "sinks": True, "page_size": None}, "takes sinks over pages alone; give prefill a page_size"),
     ({"dtype": "float32"}, "float16 and bfloat16, got float32"),
     ({**CASCADE, "prefix": 0}, "expected a prefix, the keys of its first level, got none; choose one"),
 ])

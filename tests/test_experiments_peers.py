@@ -12,8 +12,11 @@ from cuattn.machine import open_machine
 from experiments import peers
 from experiments.catalog import PEERS
 
-PREFILL = {"b": 1, "h": 2, "hkv": 2, "m": 8, "n": 8, "d": 64, "dtype": "bfloat16", "causal": True,
+PREFILL = {"family": "prefill", "b": 1, "h": 2, "hkv": 2, "m": 8, "n": 8, "d": 64, "dtype": "bfloat16", "causal": True,
            "layout": "bshd", "mode": "launch"}
+DECODE = {"family": "decode", "b": 1, "h": 2, "hkv": 2, "m": 1, "n": 48, "d": 64, "dtype": "bfloat16", "page_size": 16,
+          "mode": "launch"}
+CASES = {"prefill": PREFILL, "decode": DECODE, "cascade": {**DECODE, "family": "cascade", "prefix": 16}}
 
 
 def test_every_peer_has_an_adapter_that_needs_its_library_only_when_it_runs(monkeypatch, tmp_path):
@@ -24,13 +27,13 @@ def test_every_peer_has_an_adapter_that_needs_its_library_only_when_it_runs(monk
     for name, (module, *_) in peers.ADAPTERS.items():
         adapter = import_module(f"experiments.peers.{module}")
         assert name in adapter.SUBJECTS
-        adapter.refuse(name, {**PREFILL, "page_size": 16, "prefix": 16, "kernel": name})
+        adapter.refuse(name, {**CASES[PEERS[name]], "kernel": name})
 
 
 @pytest.mark.parametrize("name", PEERS)
 def test_the_cpu_machine_has_no_peers(cpu, name):
     with pytest.raises(Unsupported, match=f"{name}: a peer is compared on a GPU only"):
-        peers.require(cpu, {**PREFILL, "kernel": name})
+        peers.require(cpu, {**CASES[PEERS[name]], "kernel": name})
 
 
 @pytest.mark.parametrize(("name", "changes", "said"), [
@@ -41,11 +44,16 @@ def test_the_cpu_machine_has_no_peers(cpu, name):
     ("fa3_decode", {"kv_dtype": "float8_e4m3"}, "for queries of float8_e4m3 alone, whose result is another"),
     ("flashinfer_decode", {"kv_dtype": "int8"}, "q's dtype or float8_e4m3, got one of int8"),
     ("vllm_decode", {"kv_dtype": "float8_e4m3"}, "q's dtype, got one of float8_e4m3"),
+    ("vllm_decode", {"m": 2}, "vllm_decode: is not compared with several queries a sequence; choose another peer"),
+    ("vllm_decode", {"window": 5}, "is not compared with window_size"),
+    ("torch_cudnn", {"softcap": 3.0}, "is not compared with softcap"),
+    ("torch_math", {"layout": "thd"}, "is not compared with cu_seqlens_q"),
+    ("torch_flash", {"sinks": True}, "is not compared with sinks"),
 ])
 def test_what_a_peer_computes_otherwise_is_refused(name, changes, said):
     adapter = import_module(f"experiments.peers.{peers.ADAPTERS[name][0]}")
     with pytest.raises(Unsupported, match=said):
-        adapter.refuse(name, {**PREFILL, **changes, "kernel": name})
+        adapter.refuse(name, {**CASES[PEERS[name]], **changes, "kernel": name})
 
 
 def missing(said: str, machine) -> None:

@@ -261,7 +261,7 @@ def test_the_slowest_row_of_a_cell_counts_and_both_are_named(frame):
     {"status": "incorrect"}, {"machine": "cpu"}, {"cache_mode": "warm"}, {"mode": "graph"}, {"m": 1},
     {"causal": False}, {"dtype": "float16"}, {"h": 40}, {"d": 64}, {"measured_time_us": None},
     {"kernel": "unheard_of"}, {"layout": "bhsd"},
-    {"key_order": "mixed"},
+    {"key_order": "mixed"}, {"window": 1024}, {"softcap": 30.0}, {"sinks": True}, {"layout": "thd", "page_size": 16},
 ])  # fmt: skip
 def test_no_other_row_enters(frame, change):
     """standard, made fastest by rows that do not count, is not chosen."""
@@ -273,9 +273,10 @@ def test_no_other_row_enters(frame, change):
     assert offer_of(found, "standard").time_us == 200
 
 
-def test_rows_over_quantised_caches_do_not_enter(frame):
+@pytest.mark.parametrize("more", [{"kv_dtype": "int8"}, {"m": 4}, {"window": 1024}, {"softcap": 30.0}, {"sinks": True}])
+def test_rows_over_quantised_caches_and_with_features_do_not_enter(frame, more):
     plain = timed("a", "paged", 1, 1024, 50, 16)
-    rows = trusted(frame(plain, timed("b", "paged", 1, 1024, 1, 16) | {"kv_dtype": "int8"}), KNOWN)
+    rows = trusted(frame(plain, timed("b", "paged", 1, 1024, 1, 16) | more), KNOWN)
     assert list(rows["case_id"]) == ["a"]
 
 

@@ -8,12 +8,14 @@ import tomllib
 
 import pytest
 
+from cuattn.devices import CARDS
 from experiments import estimate
 from experiments.catalog import catalog
+from experiments.costs import describe
 from experiments.lengths import batches, read_lengths
 from experiments.models import model, models
-from experiments.suite import DTYPES, SUITES, load_suite, parse_suite, suite_names
-from experiments.sweep import Options, case_id, cases_of, within
+from experiments.suite import DTYPES, SCORES, SUITES, load_suite, parse_suite, suite_names
+from experiments.sweep import Options, case_id, cases_of, within, work
 from experiments.words import UserError
 
 SMALL = {
@@ -58,6 +60,10 @@ def cases(raw=SMALL, machine="cpu", options=Options()):
         ("cpu.prefill.dtype", "fp16", "expected one of float16"),
         ("cpu.prefill.causal", 1, "expected true or false"),
         ("cpu.prefill.key_order", ["plain"], "expected one of mixed, rising, falling, got 'plain'"),
+        ("cpu.prefill.sinks", False, "sinks expected one of True, got False"),
+        ("cpu.prefill.softcap", 0, "softcap expected at least 1, got 0"),
+        ("cpu.prefill.softcap", "30", "softcap expected a number, got '30'"),
+        ("cpu.prefill.window", -1, "window expected at least 0"),
         ("cpu.prefill.model", "Llama-3.1-8B", "both model and h"),
         ("cpu.prefill.limits", {"max_token": 3}, "did you mean 'max_tokens'?"),
         ("cpu.prefill.limits", {"max_kv_gb": "1"}, "expected a number"),
@@ -81,7 +87,13 @@ def test_a_bad_suite_is_refused_in_one_sentence(path, value, words):
     [
         ("cpu.prefill.kernels", ["flush"], "did you mean 'flash'?"),
         ("cpu.prefill.kernels", ["flash", "paged"], "mixes kernels of the families decode, prefill"),
-        ("cpu.prefill.page_size", 16, "means nothing for prefill"),
+        ("cpu.prefill.page_size", 16, "has pages without layout = thd and a page_size"),
+        ("cpu.prefill", {"kernels": ["flash"], "model": "Llama-3.1-8B", "n": 64, "layout": "thd", "page_order": "sorted"},
+         "has pages without layout = thd and a page_size"),
+        ("cpu.prefill.window", 8, "has a window without causal = true"),
+        ("cpu.prefill", {"kernels": ["flash"], "model": "Llama-3.1-8B", "n": 64, "layout": "thd", "key_order": "rising"},
+         "has key_order with layout = thd"),
+        ("cpu.decode", {"kernels": ["append"], "window": 8}, "window means nothing for cache"),
         ("cpu.decode", {"kernels": ["paged"], "key_order": "rising"}, "key_order means nothing for decode"),
         ("cpu.prefill.n", None, "does not say n"),
         ("cpu.prefill.hkv", None, "does not say hkv"),
@@ -225,9 +237,10 @@ def test_the_suites_of_the_project_are_complete():
             "precision", "layout", "crossover", "scaling", "roofline"} <= set(suite_names())
     for path in SUITES.glob("*.toml"):
         claims = tomllib.loads(path.read_text(encoding="utf-8"))["claims"]
-        # No article speaks of other libraries, nor of latents, quantised caches or shared prefixes.
+        # No article speaks of other libraries, nor of latents, quantised caches, shared prefixes or features.
         assert set(claims) <= set(range(1, 45))
-        assert claims or path.stem in ("peers", "decode-batch", "gqa", "mla", "kv-dtype", "shared-prefix")
+        assert claims or path.stem in ("peers", "decode-batch", "gqa", "mla", "kv-dtype", "shared-prefix",
+                                       "decode-features", "prefill-features")
 
 
 @pytest.mark.parametrize("machine", ["cpu", "gpu"])
@@ -248,6 +261,31 @@ def test_every_rung_of_the_paged_ladder_is_there_at_each_point(machine):
         smaller_and_larger = [found.pop() for _ in range(3)] if (machine, b, n) == ("gpu", 16, 4096) else []
         assert found == rungs
         assert sorted(page for *_, page in smaller_and_larger) in ([], [8, 32, 64])
+
+
+def test_features_are_axes_of_their_own_and_a_plain_case_knows_nothing_of_them():
+    """A cap is one number however a suite spells it, and what is modelled of a peer counts what is seen alone."""
+    decode = [case.params for case in cases_of(load_suite("decode-features"), "gpu", catalog())]
+    assert {p["m"] for p in decode} == {1, 2, 4, 8} and len(decode) == 3 * 2 * 10
+    asked = [tuple(name for name in SCORES if name in p) for p in decode]
+    assert set(asked) == {(), ("window",), ("softcap",), ("sinks",), ("window", "softcap"), ("window", "sinks"), SCORES}
+    assert all(p.get("softcap", 30.0) == 30.0 and isinstance(p.get("softcap", 30.0), float) for p in decode)
+    for p in decode:
+        own, _ = work({**p, "kernel": "paged_stream"})
+        row = describe(p, catalog()[p["kernel"]], CARDS["H200"])
+        assert row["modelled_flops"] == own == 4 * 32 * 128 * p["b"] * sum(
+            min(p.get("window", 5000) + 1, 4096 - p["m"] + 1 + i) for i in range(p["m"]))
+
+
+def test_prefill_is_packed_over_pages_or_neither():
+    prefill = [case.params for case in cases_of(load_suite("prefill-features"), "gpu", catalog())]
+    places = {(p["layout"], p.get("page_size"), p.get("page_order")) for p in prefill}
+    assert places == {("bshd", None, None), ("thd", None, None), ("thd", 16, "shuffled"), ("thd", 64, "shuffled")}
+    assert all(p["causal"] and p["b"] * p["n"] == 16384 for p in prefill)
+    assert {p["kernel"] for p in prefill} == {"flash_hopper", "fa3", "flashinfer"}
+    for p in prefill:
+        row = describe(p, catalog()[p["kernel"]], CARDS["H200"])
+        assert row["modelled_flops"] == work(p)[0]
 
 
 def test_models_have_shapes_and_sources():

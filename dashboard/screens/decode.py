@@ -8,6 +8,7 @@ from dashboard import (
     charts,
     charts_caches,
     charts_decode,
+    charts_features,
     charts_floor,
     charts_latent,
     charts_order,
@@ -87,6 +88,7 @@ def measured(frame, loaded: data.Loaded) -> None:
         "No case was timed with both sorted and shuffled pages.",
     )
     smaller_caches(paged, latent, loaded.tops.get(device, Ceilings()))
+    features(paged)
     probes(everything[everything["device"] == device])
 
 
@@ -106,6 +108,19 @@ def smaller_caches(paged, latent, top: Ceilings) -> None:
         latent,
         "mla",
         "No decode over latents has been timed in these runs; the suite `mla` makes them.",
+    )
+
+
+def features(paged) -> None:
+    """Windows, caps, sinks and several queries, of all models."""
+    st.header("Features")
+    made = charts_features.beside_plain(paged)
+    views.show(
+        charts_features.times(made),
+        made,
+        "decode-features",
+        "No step with a window, a cap, sinks or several queries has been timed in these runs; the suite "
+        "`decode-features` makes them.",
     )
 
 

@@ -7,6 +7,7 @@ import streamlit as st
 from dashboard import (
     charts,
     charts_decode,
+    charts_features,
     charts_memory,
     charts_prefill,
     charts_runs,
@@ -32,6 +33,7 @@ def page(loaded: data.Loaded) -> None:
         device = views.choose("Device", list(timed["device"].value_counts().index), "overview_device")
         timed = timed[timed["device"] == device]
         prefill(timed, rows.ceiling(timed, "mma", "tflops", device))
+        features(timed[timed["family"] == "prefill"])
         left, right = st.columns(2, gap="medium")
         with left:
             memory(timed[timed["family"] == "prefill"])
@@ -74,6 +76,15 @@ def prefill(timed, probe: float) -> None:
         name = views.choose("Context, keys", [*map(labels.count, lengths), "all"], "overview_n")
         shared = shared[(shared["n"].map(labels.count) == name) | (name == "all")]
     views.show(charts_prefill.throughput(shared, probe, MMA), shared, "prefill", NO_PREFILL)
+
+
+def features(prefill) -> None:
+    """Where there are such rows."""
+    made = charts_features.beside_plain(prefill)
+    if len(made):
+        st.header("Prefill with features")
+        chart = charts_features.times(made)
+        views.show(chart, made, "prefill-features", "No such case has been timed on this device in these runs.")
 
 
 def memory(frame) -> None:

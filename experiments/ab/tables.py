@@ -12,7 +12,7 @@ from experiments import tables
 from experiments.ab.comparison import Compared, Comparison, Counted, Excluded
 from experiments.ab.statistics import FASTER, SAME, SLOWER, UNDECIDED, VERDICTS
 from experiments.memory import cap_of
-from experiments.words import several
+from experiments.words import of_scores, several
 
 STYLES = {FASTER: "green", SLOWER: "red", SAME: "dim", UNDECIDED: "yellow"}
 NAMED = 4  # cases that a line of exclusions names
@@ -134,6 +134,7 @@ def shape_words(params: Mapping[str, Any]) -> str:
         if name not in implied and params.get(name) is not None:
             words.append(f"{name} {params[name]}")
     words += ["causal"] * bool(params.get("causal"))
+    words += of_scores(params)
     words += [f"keys {params['key_order']}"] if params.get("key_order") else []
     words += [f"cache {params['kv_dtype']}"] if params.get("kv_dtype") else []
     words += [f"in {cap.words}"] if (cap := cap_of(params)) else []

@@ -25,6 +25,7 @@ import pandas as pd
 from cuattn.kernels.shapes import AttentionShape
 from experiments import store
 from experiments.catalog import Entry, current_hashes
+from experiments.suite import SCORES
 
 REACH = 4  # a cell speaks for at most so many times its batch or context
 FAMILIES = ("prefill", "decode")
@@ -104,7 +105,8 @@ def trusted(frame: pd.DataFrame, known: Mapping[str, Entry]) -> pd.DataFrame:
     """The rows one may choose by.
 
     Timed on a GPU and found right, by a kernel known here whose source is today's; square prefill or decode
-    of equal lengths, with a cold cache and plain keys, as plain launches in the default layout.
+    of one query and equal lengths, with a cold cache, plain keys and plain scores, as plain launches in the default
+    layout.
 
     Parameters
     ----------
@@ -124,8 +126,8 @@ def trusted(frame: pd.DataFrame, known: Mapping[str, Entry]) -> pd.DataFrame:
     square = (rows["family"] == "prefill") & (rows["m"] == rows["n"]) & (rows["layout"] == "bshd")
     square &= rows["key_order"].isna()
     uniform = (rows["family"] == "decode") & (rows["lengths_source"] == "uniform")
-    uniform &= rows["kv_dtype"].isna() & rows["prefix"].isna()
-    rows = rows[square.fillna(False) | uniform.fillna(False)]
+    uniform &= rows["kv_dtype"].isna() & rows["prefix"].isna() & (rows["m"] == 1)
+    rows = rows[(square.fillna(False) | uniform.fillna(False)) & rows[list(SCORES)].isna().all(axis=1)]
     peer = rows["kernel"].isin([name for name, entry in known.items() if entry.row is None])
     rows = rows[peer | rows["source_hash"].notna()]
     return rows.loc[~store.stale(rows, hashes(known)), list(COLUMNS)]

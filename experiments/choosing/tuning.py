@@ -37,7 +37,7 @@ from experiments.ab.statistics import (
 )
 from experiments.costs import shape_of
 from experiments.disk import write_atomic
-from experiments.suite import Suite, Sweep
+from experiments.suite import SCORES, Suite, Sweep
 from experiments.words import UserError
 
 MARGIN = 0.02
@@ -45,7 +45,7 @@ REPEAT = {"min_samples": 30, "timeout_s": 0.5}  # enough samples for an interval
 CONTEXTS, BATCHES = [1024, 4096, 16384], [1, 16, 64]
 MAX_TOKENS = 1 << 19
 PLACE = ("b", "h", "hkv", "m", "n", "page_size", "page_order", "key_order", "layout", "seed", "cache_mode",
-         "mode", "kv_dtype")
+         "mode", "kv_dtype", *SCORES)
 
 
 def trials(row: Row) -> list[dict[str, Any]]:

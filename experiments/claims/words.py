@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from experiments.claims.definition import Part
 from experiments.claims.metrics import known
 from experiments.claims.selecting import Row
-from experiments.words import several
+from experiments.suite import SCORES
+from experiments.words import of_scores, several
 
 SIZES = {"kB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 CLOSE = {"×": "×", "exponent": "", "": ""}  # written without a space before it
@@ -84,6 +85,7 @@ def label_of(row: Row, but: Iterable[str] = (), kernels: Iterable[str] = ()) -> 
     parts.append((get("page_order") or "") if "page_order" not in but else "")
     if get("key_order") and "key_order" not in but:
         parts.append(f"keys {get('key_order')}")
+    parts += of_scores({name: get(name) for name in SCORES if name not in but})
     parts += [f"cache {get('kv_dtype')}"] if get("kv_dtype") and "kv_dtype" not in but else []
     if get("bytes"):
         parts.append(shown(get("bytes") / 1e6, "MB"))

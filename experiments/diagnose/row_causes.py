@@ -27,13 +27,14 @@ from experiments.costs import array_bytes
 from experiments.diagnose.causes import Diagnosis, Value, diagnose
 from experiments.quantities import gb
 from experiments.schema import TAIL_SAMPLES
+from experiments.suite import SCORES
 from experiments.words import UserError, nearest
 
 FAMILIES = ("prefill", "decode")
 SMALL = 10  # empty launches
 NONE, TOO_SMALL, UNTIMED = "no fault found", "too small to judge", "no time to judge by"
-_SHAPE = ("family", "model", "b", "h", "hkv", "m", "n", "prefix", "d", "dtype", "kv_dtype", "causal", "layout", "page_size",
-          "page_order", "lengths_source", "tokens", "max_len", "seed", "cache_mode", "mode")
+_SHAPE = ("family", "model", "b", "h", "hkv", "m", "n", "prefix", "d", "dtype", "kv_dtype", "causal", *SCORES,
+          "layout", "page_size", "page_order", "lengths_source", "tokens", "max_len", "seed", "cache_mode", "mode")
 
 
 @dataclass(frozen=True)

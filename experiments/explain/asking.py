@@ -12,7 +12,7 @@ from cuattn.kernels.probes import MMA_FLOPS, WORD
 from experiments import estimate
 from experiments.catalog import Entry
 from experiments.costs import array_bytes
-from experiments.suite import AXES
+from experiments.suite import AXES, defaults
 from experiments.sweep import params_of, work
 from experiments.words import UserError, nearest
 
@@ -150,8 +150,7 @@ def params_for(
         if name not in row.constants:
             raise UserError(f"--constant: '{name}' is not a tunable of {entry.name}; "
                             f"{nearest(name, row.constants)}")
-    point = {name: axis.default for name, axis in AXES.items()
-             if family in axis.families and axis.default is not None}
+    point = defaults(family)
     point |= {LETTERS[family][name].column: value for name, value in letters.items()}
     point["dtype"] = dtype
     if family == "prefill":

@@ -1,4 +1,4 @@
-"""FlashInfer: dense prefill as a packed batch, paged decode on tensor cores, and decode after a shared prefix.
+"""FlashInfer: prefill of packed batches, over pages too, paged decode on tensor cores, and decode after a prefix.
 
 All are planned on the host for the lengths at hand. As lengths change at every step of a server, a launch
 is timed with its plan; a CUDA graph cannot hold it, and `measured_plan_us` says what it leaves out. Of device
@@ -11,24 +11,42 @@ an H200: ten times what a kernel here may be.
 from __future__ import annotations
 
 import time
+from typing import Any
 
 from cuattn.kernels.base import Unsupported
 from cuattn.page_tables import to_flashinfer
-from experiments.costs import shared_pages
+from cuattn.reference import default_scale
+from experiments.costs import offsets_of, shared_pages
 from experiments.inputs import quantised
-from experiments.peers.torch_peer import TorchPeer, refuse_dtype
+from experiments.peers.torch_peer import TorchPeer, refuse_dtype, refuse_features
 
 WORKSPACE_BYTES = 512 << 20  # 128 MiB is recommended, and too little for 32 query heads on one KV head
 PLANS = 20  # how often the plan is timed
+TAKEN = ("window", "softcap", "sinks", "queries", "varlen", "paged")
+SINK_DIM = 128  # the name under which a kernel with sinks is kept has no head dim in it, so it is compared in one
 
 
 def refuse(name: str, params) -> None:
-    """Refuse element types and layouts that are not compared, and levels that are none."""
+    """Refuse element types, layouts and features that are not compared, and levels that are none."""
     refuse_dtype(name, params, ("float8_e4m3",))
-    if params.get("layout", "bshd") != "bshd":
-        raise Unsupported(f"{name}: takes packed batches, in layout bshd; got {params['layout']}")
+    refuse_features(name, params, TAKEN)
+    if params.get("layout") == "bhsd":
+        raise Unsupported(f"{name}: takes packed batches, in layout bshd or thd; got bhsd")
+    if params.get("sinks"):
+        _refuse_sinks(name, params)
     if name == "flashinfer_cascade" and not params.get("prefix"):
         raise Unsupported(f"{name}: expected a prefix, the keys of its first level, got none; choose one")
+
+
+def _refuse_sinks(name: str, params) -> None:
+    """Its wrapper with sinks reads pages, and knows no caps."""
+    if not params.get("page_size"):
+        raise Unsupported(f"{name}: takes sinks over pages alone; give prefill a page_size")
+    if params.get("softcap"):
+        raise Unsupported(f"{name}: takes sinks or a softcap, got both; choose another peer")
+    if params.get("kv_dtype") or params["d"] != SINK_DIM:
+        raise Unsupported(f"{name}: is compared with sinks at head dim {SINK_DIM} and a cache of q's dtype, got "
+                          f"{params['d']} and {params.get('kv_dtype') or params['dtype']}; choose those")
 
 
 class _Planned(TorchPeer):
@@ -41,7 +59,13 @@ class _Planned(TorchPeer):
         self.out = self.torch.empty_like(self.tensor("q"))
         self._options = {}
         self.wrap()
+        self._plan |= {"q_data_type": self.dtype, "kv_data_type": self.kv_dtype, **self._scores()}
         self._wrapper.plan(**self._plan)
+
+    def _scores(self) -> dict[str, Any]:
+        """What becomes of scores, as all plans take it."""
+        asked = {"window_left": self.params.get("window"), "logits_soft_cap": self.params.get("softcap")}
+        return {name: x for name, x in asked.items() if x is not None}
 
     def wrap(self) -> None:
         """Sets `_wrapper`, `_plan` and `_inputs`."""
@@ -51,6 +75,11 @@ class _Planned(TorchPeer):
         """A tensor on the host, from which the plan works."""
         return self.torch.tensor(values, dtype=self.torch.int32)
 
+    def rows(self, name: str):
+        """An input as packed rows, (B·M, H, D)."""
+        tensor = self.tensor(name)
+        return tensor if tensor.ndim == 3 else tensor.flatten(0, 1)
+
     def launch(self) -> None:
         if not self.graph:
             self._wrapper.plan(**self._plan)
@@ -58,7 +87,8 @@ class _Planned(TorchPeer):
 
     def attend(self) -> None:
         """What its graph holds."""
-        self._wrapper.run(*self._inputs, out=self.out.flatten(0, 1), **self._options)
+        rows = self.out if self.out.ndim == 3 else self.out.flatten(0, 1)
+        self._wrapper.run(*self._inputs, out=rows, **self._options)
 
     def columns(self):
         if not self.graph:
@@ -77,16 +107,69 @@ class Prefill(_Planned):
         from flashinfer import BatchPrefillWithRaggedKVCacheWrapper
 
         p = self.params
-        queries, keys = (self.ints(range(0, (p["b"] + 1) * p[rows], p[rows])) for rows in "mn")
+        queries, keys = map(self.ints, offsets_of(p))
         buffers = {}
         if self.graph:
             buffers = {"use_cuda_graph": True, "qo_indptr_buf": queries.cuda(), "kv_indptr_buf": keys.cuda()}
         self._wrapper = BatchPrefillWithRaggedKVCacheWrapper(self.workspace, "NHD", **buffers)
         self._plan = {
             "qo_indptr": queries, "kv_indptr": keys, "num_qo_heads": p["h"], "num_kv_heads": p["hkv"],
-            "head_dim_qk": p["d"], "causal": p["causal"], "q_data_type": self.dtype,
+            "head_dim_qk": p["d"], "causal": p["causal"],
         }
-        self._inputs = [x.flatten(0, 1) for x in self.qkv(heads_first=False)]
+        self._inputs = [self.rows(name) for name in "qkv"]
+
+
+class _OverPages(_Planned):
+    """`BatchPrefillWithPagedKVCacheWrapper`; with sinks `BatchAttentionWithAttentionSinkWrapper`, a kind of it."""
+
+    backend = "auto"
+
+    def over_pages(self, queries: list[int], lengths, caches: tuple[str, str], causal: bool) -> None:
+        """Wraps packed queries, given by their offsets, over keys in pages of `caches`."""
+        from flashinfer import BatchAttentionWithAttentionSinkWrapper, BatchPrefillWithPagedKVCacheWrapper
+
+        p, page = self.params, self.params["page_size"]
+        queries, tables = self.ints(queries), to_flashinfer(self.tensor("block_table"), lengths, page)
+        buffers = {}
+        if self.graph:
+            buffers = {"use_cuda_graph": True, "qo_indptr_buf": queries.cuda(),
+                       **dict(zip(("paged_kv_indptr_buf", "paged_kv_indices_buf", "paged_kv_last_page_len_buf"),
+                                  (x.clone() for x in tables)))}
+        sinks = ()
+        if p.get("sinks"):
+            self._wrapper = BatchAttentionWithAttentionSinkWrapper(
+                self.workspace, "NHD", backend=self.backend, q_data_type=self.dtype, kv_data_type=self.dtype,
+                head_dim_qk=p["d"], head_dim_vo=p["d"], window_left=p.get("window", -1), **buffers
+            )
+            sinks = self.tensor("sinks"), default_scale(p["d"], None)
+        else:
+            self._wrapper = BatchPrefillWithPagedKVCacheWrapper(self.workspace, "NHD", backend=self.backend, **buffers)
+        ends, indices, last = tables
+        self._plan = {
+            "qo_indptr": queries, "paged_kv_indptr": ends.cpu(), "paged_kv_indices": indices,
+            "paged_kv_last_page_len": last.cpu(), "num_qo_heads": p["h"], "num_kv_heads": p["hkv"],
+            "head_dim_qk": p["d"], "page_size": page, "causal": causal,
+        }
+        self._inputs = [self.rows("q"), tuple(map(self.tensor, caches)), *sinks]
+
+
+class PagedPrefill(_OverPages):
+    """Packed queries over pages, by FlashAttention-3's algorithm where the GPU is a Hopper."""
+
+    def wrap(self) -> None:
+        keys = self.tensor("cu_seqlens_k")
+        self.over_pages(offsets_of(self.params)[0], keys[1:] - keys[:-1], ("k", "v"), self.params["causal"])
+
+
+class SinkDecode(_OverPages):
+    """Decode with sinks, by FlashAttention-2's algorithm as all its decode: heads share tiles, and keys are split."""
+
+    backend = "fa2"
+
+    def wrap(self) -> None:
+        m = self.params["m"]
+        queries = [i * m for i in range(self.params["b"] + 1)]
+        self.over_pages(queries, self.tensor("cache_seqlens"), ("k_cache", "v_cache"), causal=m > 1)
 
 
 class Decode(_Planned):
@@ -112,12 +195,11 @@ class Decode(_Planned):
         )
         self._plan = {
             "indptr": ends.cpu(), "indices": indices, "last_page_len": last.cpu(), "num_qo_heads": p["h"],
-            "num_kv_heads": p["hkv"], "head_dim": p["d"], "page_size": page, "q_data_type": self.dtype,
-            "kv_data_type": self.kv_dtype,
+            "num_kv_heads": p["hkv"], "head_dim": p["d"], "page_size": page,
         }
-        self._inputs = [
-            self.tensor("q").flatten(0, 1), (self.tensor("k_cache"), self.tensor("v_cache"))
-        ]
+        if p["m"] > 1:
+            self._plan["q_len_per_req"] = p["m"]  # which are causal
+        self._inputs = [self.rows("q"), (self.tensor("k_cache"), self.tensor("v_cache"))]
         self._options = {name: x for name, x in quantised(p).items() if name != "kv_dtype"}
 
 
@@ -146,11 +228,8 @@ class Cascade(_Planned):
             "qo_indptr_arr": queries, "paged_kv_indptr_arr": [x.cpu() for x in ends],
             "paged_kv_indices_arr": list(indices), "paged_kv_last_page_len": [x.cpu() for x in last],
             "num_qo_heads": p["h"], "num_kv_heads": p["hkv"], "head_dim": p["d"], "page_size": p["page_size"],
-            "q_data_type": self.dtype, "kv_data_type": self.dtype,
         }
-        self._inputs = [
-            self.tensor("q").flatten(0, 1), (self.tensor("k_cache"), self.tensor("v_cache"))
-        ]
+        self._inputs = [self.rows("q"), (self.tensor("k_cache"), self.tensor("v_cache"))]
 
     def attend(self) -> None:
         self.out = None  # so that its memory serves again
@@ -164,4 +243,14 @@ class Cascade(_Planned):
         return [to_flashinfer(*level, p["page_size"]) for level in levels]
 
 
-SUBJECTS = {"flashinfer": Prefill, "flashinfer_decode": Decode, "flashinfer_cascade": Cascade}
+def prefill(machine, params, arrays) -> _Planned:
+    """The wrapper for where the keys lie."""
+    return (PagedPrefill if params.get("page_size") else Prefill)(machine, params, arrays)
+
+
+def decode(machine, params, arrays) -> _Planned:
+    """The wrapper that takes what the case asks for."""
+    return (SinkDecode if params.get("sinks") else Decode)(machine, params, arrays)
+
+
+SUBJECTS = {"flashinfer": prefill, "flashinfer_decode": decode, "flashinfer_cascade": Cascade}

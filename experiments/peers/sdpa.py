@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from cuattn.kernels.base import Unsupported
-from experiments.peers.torch_peer import TorchPeer
+from experiments.peers.torch_peer import TorchPeer, refuse_features
 
 BACKENDS = {"torch_math": "MATH", "torch_flash": "FLASH_ATTENTION", "torch_cudnn": "CUDNN_ATTENTION"}
 
 
 def refuse(name: str, params) -> None:
     """Refuse cases that it computes otherwise, or cannot be timed at."""
+    refuse_features(name, params)
     if params["causal"] and params["m"] != params["n"]:
         raise Unsupported(
             f"{name}: PyTorch aligns a causal mask top-left, which differs where m ≠ n; use m = n"

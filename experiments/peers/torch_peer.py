@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from cuattn.dispatch import OFFERED
 from cuattn.kernels.base import Unsupported
-from experiments.inputs import quantised
+from experiments.costs import shape_of
 
 KV_TYPES = {"float8_e4m3": "float8_e4m3fn"}  # PyTorch's names of what a quantised cache holds
 
@@ -21,10 +22,17 @@ def refuse_dtype(name: str, params, kv_dtypes: tuple[str, ...] = ()) -> None:
         raise Unsupported(f"{name}: is compared over caches of {taken}, got one of {held}")
 
 
+def refuse_features(name: str, params, taken=()) -> None:
+    """Refuse what a case asks for beyond plain attention, but for what is `taken`, as `Row.features` has it."""
+    if asked := sorted(shape_of(params).features - {"quantised", *taken}):
+        raise Unsupported(f"{name}: is not compared with {OFFERED[asked[0]]}; choose another peer")
+
+
 class TorchPeer:
     """A library's kernel on PyTorch tensors. `launch` runs it and leaves `out`, and `lse` where it has one.
 
-    `out` is (B, M, H, D) in the inputs' dtype and `lse` (B, H, M) float32, natural logarithm.
+    `out` is (B, M, H, D) in the inputs' dtype and `lse` (B, H, M) float32, natural logarithm; of packed sequences
+    (B·M, H, D) and (H, B·M).
     """
 
     rounding = "float32"
@@ -51,7 +59,7 @@ class TorchPeer:
     def tensor(self, name: str):
         """An input as PyTorch's tensor of the same memory."""
         array = self.arrays[name]
-        if array.dtype == np.int32:
+        if array.dtype in (np.int32, np.float32):
             return self.torch.from_dlpack(array)
         if array.dtype == np.uint8:
             return self.torch.from_dlpack(array).view(self.kv_dtype)
@@ -104,7 +112,7 @@ class TorchPeer:
         o = xp.from_dlpack(self.out.contiguous().view(self.torch.int16)).view(self.arrays["q"].dtype)
         lse = None if self.lse is None else xp.from_dlpack(self.lse.float().contiguous())
         if self.params["family"] in ("decode", "cascade"):
-            return check_decode(self.arrays, o, lse, self.rounding, **quantised(self.params))
+            return check_decode(self.params, self.arrays, o, lse, self.rounding)
         if self.params["layout"] == "bhsd":
             o = o.transpose(0, 2, 1, 3)
         return check_prefill(self.params, self.arrays, o, lse, self.rounding)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from cuattn.kernels.base import Unsupported, ceil_div
 from cuattn.reference import default_scale
-from experiments.peers.torch_peer import TorchPeer, refuse_dtype
+from experiments.peers.torch_peer import TorchPeer, refuse_dtype, refuse_features
 
 LIBRARY = "CUATTN_VLLM_LIBRARY"
 FILES = ("_C.abi3.so", "_C_stable_libtorch.abi3.so")  # the kernels moved from the first to the second
@@ -93,6 +93,7 @@ def _operator(name: str, registered, kernel: str, arguments: tuple, path: Path):
 def refuse(name: str, params) -> None:
     """Refuse what the kernels are not compiled for, and where they are not."""
     refuse_dtype(name, params)
+    refuse_features(name, params)
     for what, of, compiled in (("pages", "page_size", PAGE_SIZES), ("head dims", "d", HEAD_DIMS)):
         if params[of] not in compiled:
             raise Unsupported(f"{name}: is compiled for {what} of {', '.join(map(str, compiled))}, got "
