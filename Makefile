@@ -7,8 +7,8 @@ PYTHON ?= python3
 JOBS ?= 3
 PORT ?= 8501
 RECORD ?= h200
-SUITES ?= ceilings quick memory page-size paged-ladder decode-batch gqa mla kv-dtype shared-prefix decode-features prefill-features peers ladder \
-  block-size precision layout crossover scaling roofline
+SUITES ?= ceilings quick memory page-size paged-ladder decode-batch gqa mla kv-dtype shared-prefix decode-features \
+  prefill-features cache-writes peers ladder block-size precision layout crossover scaling roofline
 
 PY := .venv/bin/python
 READY := .venv/ready

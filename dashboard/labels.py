@@ -10,12 +10,12 @@ import pandas as pd
 from experiments.suite import PACKED
 
 OTHER = "other"
-PAGED = ("decode", "mla", "cascade", "cache")  # families whose loads are batches of contexts in pages
+PAGED = ("decode", "mla", "cascade", "cache", "pages")  # families whose loads are batches of contexts in pages
 
 
 def add(out: pd.DataFrame) -> pd.DataFrame:
     """Adds what a row is called where it is drawn: `what`, `load`, `shape`, `panel`, `variant`, `series`; and
-    `features`, what it does beside plain attention of a batch, or of one query a sequence in pages."""
+    `features`, what it does beside plain attention of a batch, or beside one query or one new row a sequence."""
     decode = out["family"].isin(PAGED)
     length = out["max_len"].fillna(out["n"]).where(decode, out["n"])
     out["length"] = length.where(length > 0)
@@ -105,10 +105,11 @@ def _shared(prefix: float) -> str:
 
 
 def _features(row) -> str:
-    """"window 1K · sinks", "4 queries", "packed · pages of 16"; nothing for a plain row."""
-    prefill, decode = row.family == "prefill", row.family == "decode"
+    """"window 1K · sinks", "4 queries", "128 new rows", "packed · pages of 16"; nothing for a plain row."""
+    prefill, several = row.family == "prefill", row.m > 1
     parts = (
-        f"{count(row.m)} queries" * (decode and row.m > 1), "packed" * (row.layout == PACKED),
+        f"{count(row.m)} queries" * (row.family == "decode" and several),
+        f"{count(row.m)} new rows" * (row.family == "cache" and several), "packed" * (row.layout == PACKED),
         f"pages of {count(row.page_size)}" * (prefill and row.page_size > 0),
         f"window {count(row.window)}" * (row.window >= 0), f"softcap {row.softcap:g}" * (row.softcap > 0),
         "sinks" * row.with_sinks,

@@ -19,6 +19,8 @@ PEERS = {
     "fa3_decode": "decode",
     "flashinfer_decode": "decode",
     "flashinfer_cascade": "cascade",
+    "flashinfer_append": "cache",
+    "torch_copy": "pages",
     "vllm_decode": "decode",
 }
 

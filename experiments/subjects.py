@@ -176,7 +176,7 @@ class _InPlace(_Ours):
     operation: Callable[..., Any]
 
     def _plan(self, constants):
-        self.before = {name: self.arrays[name].copy() for name in ("k_cache", "v_cache")}
+        self.before = held(self.arrays)
         return self.operation(**self.arrays, **inputs.quantised(self.params), kernel=self.params["kernel"],
                               constants=constants)
 
@@ -184,8 +184,10 @@ class _InPlace(_Ours):
         return sum(array.nbytes for array in self.before.values()) if self.machine.name == "gpu" else 0
 
     def poison(self) -> None:
-        for name, array in self.before.items():
-            self.arrays[name][...] = array
+        restore(self.arrays, self.before)
+
+    def verdict(self) -> Verdict:
+        return check_written(self.params, self.arrays, self.before)
 
 
 class Append(_InPlace):
@@ -193,32 +195,33 @@ class Append(_InPlace):
 
     operation = staticmethod(cuattn.plan_append)
 
-    def verdict(self) -> Verdict:
-        a = self.arrays
-        return compare.check_append(
-            a["k"],
-            a["v"],
-            self.before["k_cache"],
-            self.before["v_cache"],
-            a["block_table"],
-            a["cache_seqlens"],
-            a["k_cache"],
-            a["v_cache"],
-            cos=a.get("cos"),
-            sin=a.get("sin"),
-            **inputs.quantised(self.params),
-        )
-
 
 class CopyPages(_InPlace):
     """Pages of a cache copied to others."""
 
     operation = staticmethod(cuattn.plan_copy_pages)
 
-    def verdict(self) -> Verdict:
-        a = self.arrays
-        return compare.check_copy_pages(**self.before, src=a["src"], dst=a["dst"], k_after=a["k_cache"],
-                                        v_after=a["v_cache"])
+
+def held(arrays) -> dict[str, Any]:
+    """What both caches hold, before anything is written."""
+    return {name: arrays[name].copy() for name in ("k_cache", "v_cache")}
+
+
+def restore(arrays, before) -> None:
+    """Both caches as they were."""
+    for name, array in before.items():
+        arrays[name][...] = array
+
+
+def check_written(params, arrays, before) -> Verdict:
+    """Judge what was written into both caches by what they held."""
+    a, after = arrays, {"k_after": arrays["k_cache"], "v_after": arrays["v_cache"]}
+    if params["family"] == "pages":
+        return compare.check_copy_pages(**before, src=a["src"], dst=a["dst"], **after)
+    given = {name: a[name] for name in ("k", "v", "block_table", "cache_seqlens")}
+    tables = {name: a.get(name) for name in ("cos", "sin")}
+    return compare.check_append(k_before=before["k_cache"], v_before=before["v_cache"], **given, **after, **tables,
+                                **inputs.quantised(params))
 
 
 SUBJECTS = {"prefill": Prefill, "decode": Decode, "mla": DecodeMla, "cascade": Cascade, "cache": Append, "pages": CopyPages}

@@ -160,6 +160,19 @@ class BatchAttentionWithAttentionSinkWrapper(BatchPrefillWithPagedKVCacheWrapper
         self.window = window_left
 
 
+def append_paged_kv_cache(append_key, append_value, batch_indices, positions, paged_kv_cache, kv_indices, kv_indptr,
+                          kv_last_page_len, kv_layout="NHD"):
+    assert kv_layout == "NHD" and batch_indices.array.dtype == positions.array.dtype == np.int32
+    page_size = paged_kv_cache[0].shape[1]
+    pages = _pages(kv_indptr, kv_indices, kv_last_page_len, page_size)
+    for row, (b, at) in enumerate(zip(batch_indices.array, positions.array)):
+        mine, keys = pages[b]
+        assert at < keys
+        for cache, rows in zip(paged_kv_cache, (append_key, append_value)):
+            assert cache.array.dtype == rows.array.dtype
+            cache.array[mine[at // page_size], at % page_size] = rows.array[row]
+
+
 def play_flashinfer(monkeypatch) -> list[_Paged]:
     """The module `flashinfer`; returns its wrappers as they are made."""
     module = ModuleType("flashinfer")
@@ -168,6 +181,7 @@ def play_flashinfer(monkeypatch) -> list[_Paged]:
                     BatchPrefillWithPagedKVCacheWrapper, BatchPrefillWithRaggedKVCacheWrapper,
                     MultiLevelCascadeAttentionWrapper):
         setattr(module, wrapper.__name__, wrapper)
+    module.append_paged_kv_cache = append_paged_kv_cache
     monkeypatch.setitem(sys.modules, "flashinfer", module)
     monkeypatch.setattr(_Paged, "made", [])
     return _Paged.made

@@ -31,10 +31,31 @@ class Tensor:
     device = "cuda"
 
     def __getitem__(self, places):
-        return Tensor(self.array[places])
+        return Tensor(self.array[_array(places)])
 
     def __sub__(self, other):
-        return Tensor(self.array - (other.array if isinstance(other, Tensor) else other))
+        return Tensor(self.array - _array(other))
+
+    def __add__(self, other):
+        return Tensor(self.array + _array(other))
+
+    def __floordiv__(self, number):
+        return Tensor(self.array // number)
+
+    def __mod__(self, number):
+        return Tensor(self.array % number)
+
+    def index_select(self, dim, index):
+        assert dim == 0 and index.array.dtype == np.int64
+        return Tensor(self.array[index.array])
+
+    def index_copy_(self, dim, index, rows):
+        assert dim == 0 and index.array.dtype == np.int64
+        self.array[index.array] = rows.array
+        return self
+
+    def long(self):
+        return self.to(np.int64)
 
     def clamp(self, min):
         return Tensor(self.array.clip(min))
@@ -90,6 +111,10 @@ class Tensor:
         return self
 
 
+def _array(x):
+    return x.array if isinstance(x, Tensor) else x
+
+
 def _allocated(array) -> Tensor:
     sys.modules["torch"].allocated += array.nbytes
     return Tensor(array)
@@ -103,6 +128,7 @@ def play(monkeypatch, gpus: int = 1) -> ModuleType:
     torch.uint8, torch.float8_e4m3fn = np.uint8, ml_dtypes.float8_e4m3fn
     torch.int16, torch.int32, torch.from_dlpack, torch.from_numpy = np.int16, np.int32, Tensor, Tensor
     torch.tensor = lambda values, dtype: Tensor(np.array(values, dtype))
+    torch.arange = lambda end, dtype, device: Tensor(np.arange(end, dtype=dtype))
     torch.zeros = lambda shape, dtype, device: _allocated(np.zeros(shape, dtype))
     torch.empty = lambda shape, dtype, device: _allocated(np.full(shape, 7, dtype))
     torch.empty_like = lambda x: _allocated(np.full_like(x.array, 7))

@@ -87,3 +87,20 @@ def test_the_page_says_which_suite_makes_them(tmp_path, monkeypatch):
     runs = made.write(tmp_path / "runs", {"decode-batch": rows_of("decode-batch")})
     app = opener(tmp_path, monkeypatch)("decode", runs=runs)
     assert "the suite `decode-features` makes them" in " ".join(info.value for info in app.info)
+
+
+def test_written_rows_and_pages_stand_beside_a_librarys(tmp_path, monkeypatch):
+    """Its time does, for it says nothing of its bytes."""
+    lines = rows_of("cache-writes")
+    other = {"append": "flashinfer_append", "copy_pages": "torch_copy"}
+    theirs = [row | {"kernel": other[row["kernel"]], "case_id": f"their-{row['case_id']}", "modelled_bytes_loaded": None,
+                     "modelled_bytes_stored": None, "modelled_gbps": None, "source_hash": None}
+              for row in lines if row["kernel"] in other]
+    frame = rows.prepare(made.frame(lines + theirs))
+    assert not frame.duplicated(["shape", "variant", "family"]).any()
+    assert {"5 new rows", ""} == set(frame.loc[frame["family"] == "cache", "features"])
+    title = "Appends and copies of pages beside libraries', time in µs"
+    for some, there in ((lines, False), (lines + theirs, True)):
+        runs = made.write(tmp_path / f"runs-{there}", {"cache-writes": [*some, *rows_of("decode-batch")]})
+        app = opener(tmp_path, monkeypatch)("decode", runs=runs)
+        assert not app.exception and any(name.startswith(title) for name in words(app)) == there

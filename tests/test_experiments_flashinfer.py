@@ -1,12 +1,15 @@
 """FlashInfer as a peer: what it is asked, that its answer is judged, and what it is not asked at all."""
 from __future__ import annotations
 
+import sys
+
 import ml_dtypes
 import numpy as np
+import played_flashinfer
 import pytest
 from played_flashinfer import play_flashinfer
 from played_torch import Gpu, play
-from test_experiments_case import DECODE, PREFILL, SHARED, run
+from test_experiments_case import APPEND, DECODE, PREFILL, SHARED, run
 
 from experiments import environment, inputs
 from experiments.suite import load_suite
@@ -81,6 +84,19 @@ def test_several_queries_sinks_and_pages_choose_their_wrappers(gpu, wrappers):
         assert made.planned[-1].get("q_len_per_req", 1) == (2 if params["m"] == 2 else 1)
 
 
+@pytest.mark.parametrize("more", [{}, {"m": 7, "page_order": "sorted", "dtype": "bfloat16"}, {"m": 1, "hkv": 2}])
+def test_rows_are_appended_behind_each_sequence(gpu, wrappers, more, monkeypatch):
+    """And a row left out or put elsewhere is noticed."""
+    case = {**APPEND, "kernel": "flashinfer_append", **more}
+    row = run(gpu, case)
+    assert row["status"] == "ok" and row["measured_time_us"] == 10, row["error"]
+    write = played_flashinfer.append_paged_kv_cache
+    for shift in (lambda x: x[:-1], lambda x: x - 1):
+        monkeypatch.setattr(sys.modules["flashinfer"], "append_paged_kv_cache",
+                            lambda *, positions, **given: write(positions=shift(positions), **given))
+        assert run(gpu, case)["status"] in ("incorrect", "crash")
+
+
 def test_the_levels_are_the_prefix_once_and_each_sequences_own_keys(gpu, wrappers):
     assert run(gpu, CASCADE)["status"] == "ok"
     said = wrappers[0].planned[-1]
@@ -96,6 +112,7 @@ def test_the_levels_are_the_prefix_once_and_each_sequences_own_keys(gpu, wrapper
     ({"sinks": True, "d": 128, "kv_dtype": "float8_e4m3"}, "got 128 and float8_e4m3; choose those"),
     ({"sinks": True, "softcap": 3.0}, "takes sinks or a softcap, got both"),
     ({**DENSE, "sinks": True, "page_size": None}, "takes sinks over pages alone; give prefill a page_size"),
+    ({**APPEND, "kernel": "flashinfer_append", "kv_dtype": "float8_e4m3"}, "over caches of q's dtype, got one of float8"),
     ({"dtype": "float32"}, "float16 and bfloat16, got float32"),
     ({**CASCADE, "prefix": 0}, "expected a prefix, the keys of its first level, got none; choose one"),
 ])

@@ -201,6 +201,53 @@ n = 700
 prefix = 320
 page_order = "shuffled"
 mode = ["launch", "graph"]
+[gpu.rows]
+kernels = ["flashinfer_append"]
+h = 8
+hkv = 2
+d = 128
+m = 5
+b = 3
+n = 700
+mode = ["launch", "graph"]
+[gpu.pages]
+kernels = ["torch_copy"]
+h = 8
+hkv = 2
+d = 128
+b = 3
+n = 700
+mode = ["launch", "graph"]
+[gpu.features]
+kernels = ["fa3_decode", "flashinfer_decode"]
+h = 8
+hkv = 2
+d = 128
+m = 4
+window = 300
+b = 3
+n = 700
+mode = ["launch", "graph"]
+[gpu.sinks]
+kernels = ["fa3_decode", "flashinfer_decode"]
+h = 8
+hkv = 2
+d = 128
+sinks = true
+b = 3
+n = 700
+mode = ["launch", "graph"]
+[gpu.pages_of_prefill]
+kernels = ["fa3", "flashinfer"]
+h = 8
+hkv = 2
+d = 128
+b = 3
+n = 700
+causal = true
+layout = "thd"
+page_size = 16
+page_order = "shuffled"
 """
 # NOTE: where tests run side by side, one of the two runs waits for the other's GPU, and for as long as it may take.
 GPU_RUN_S = 240
@@ -232,7 +279,7 @@ def test_on_a_gpu_every_peer_is_timed_or_refused(tmp_path):
     run = tmp_path / "run"
     finished("run", suite_file(tmp_path, PEER_SUITE), "--machine", "gpu", "--wait", "--out", run, seconds=GPU_RUN_S)
     peers = store.read_runs(run).frame
-    assert set(peers.kernel) == set(PEERS) and len(peers) == 5 * 2 + 5 * 2
+    assert set(peers.kernel) == set(PEERS) and len(peers) == 5 * 2 + 5 * 2 + 2 * 2 + 2 * 4 + 2
     assert set(peers.status) <= {"ok", "throttled", "unsupported"}, peers[
         ["kernel", "status", "error"]
     ].values

@@ -5,18 +5,20 @@ from importlib import import_module
 from types import SimpleNamespace
 
 import pytest
-from played_torch import play, play_vllm
+from played_torch import Gpu, Tensor, play, play_vllm
+from test_experiments_case import PAGES, run
 
 from cuattn.kernels.base import Unsupported
 from cuattn.machine import open_machine
-from experiments import peers
+from experiments import environment, inputs, peers
 from experiments.catalog import PEERS
 
 PREFILL = {"family": "prefill", "b": 1, "h": 2, "hkv": 2, "m": 8, "n": 8, "d": 64, "dtype": "bfloat16", "causal": True,
            "layout": "bshd", "mode": "launch"}
 DECODE = {"family": "decode", "b": 1, "h": 2, "hkv": 2, "m": 1, "n": 48, "d": 64, "dtype": "bfloat16", "page_size": 16,
           "mode": "launch"}
-CASES = {"prefill": PREFILL, "decode": DECODE, "cascade": {**DECODE, "family": "cascade", "prefix": 16}}
+CASES = {"prefill": PREFILL, "decode": DECODE, "cascade": {**DECODE, "family": "cascade", "prefix": 16},
+         "cache": {**DECODE, "family": "cache"}, "pages": {**DECODE, "family": "pages"}}
 
 
 def test_every_peer_has_an_adapter_that_needs_its_library_only_when_it_runs(monkeypatch, tmp_path):
@@ -54,6 +56,20 @@ def test_what_a_peer_computes_otherwise_is_refused(name, changes, said):
     adapter = import_module(f"experiments.peers.{peers.ADAPTERS[name][0]}")
     with pytest.raises(Unsupported, match=said):
         adapter.refuse(name, {**CASES[PEERS[name]], **changes, "kernel": name})
+
+
+def test_pages_are_copied_by_pytorch_and_the_copy_is_judged(cpu, monkeypatch):
+    monkeypatch.setattr(environment, "sensors", lambda: {"measured_throttle_reasons": ""})
+    play(monkeypatch)
+    gpu, case = Gpu(cpu), {**PAGES, "kernel": "torch_copy"}
+    row = run(gpu, case)
+    assert row["status"] == "ok" and row["measured_time_us"] == 10, row["error"]
+    arrays = inputs.build(gpu, case)
+    subject = peers.make(gpu, case, arrays)
+    assert subject.kept_bytes() == arrays["k_cache"].nbytes + arrays["v_cache"].nbytes  # the check's copies
+    monkeypatch.setattr(Tensor, "index_copy_", lambda self, dim, index, rows: self)
+    row = run(gpu, case)
+    assert row["status"] == "incorrect" and "k_cache" in row["error"]
 
 
 def missing(said: str, machine) -> None:

@@ -240,7 +240,7 @@ def test_the_suites_of_the_project_are_complete():
         # No article speaks of other libraries, nor of latents, quantised caches, shared prefixes or features.
         assert set(claims) <= set(range(1, 45))
         assert claims or path.stem in ("peers", "decode-batch", "gqa", "mla", "kv-dtype", "shared-prefix",
-                                       "decode-features", "prefill-features")
+                                       "decode-features", "prefill-features", "cache-writes")
 
 
 @pytest.mark.parametrize("machine", ["cpu", "gpu"])

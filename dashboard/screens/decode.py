@@ -18,6 +18,7 @@ from dashboard import (
     rows,
     views,
 )
+from experiments.catalog import PEERS
 from experiments.ceilings import Ceilings
 
 RATES = {"Time, µs": "measured_time_us", "Requested GB/s": "gbps"}
@@ -169,11 +170,16 @@ def probes(frame) -> None:
         st.header("Wide and narrow loads")
         chart = charts.dots(labels.by_constants(loads), "gbps", "Equal bytes by bytes a load, GB/s")
         views.show(chart, loads, "loads", "No width of a load has been timed on this device in these runs.")
-    writes = frame[(frame["family"] == "cache") & (frame["machine"] == "gpu")]
+    writes = frame[frame["family"].isin(["cache", "pages"]) & (frame["machine"] == "gpu")]
     if len(writes):
         st.header("Writing the cache")
-        chart = charts.dots(writes, "gbps", "Cache append, GB/s")
+        chart = charts.dots(writes, "gbps", "Appends and copies of pages, GB/s")
         views.show(chart, writes, "append", "No append has been timed on this device in these runs.")
+    libraries = writes[writes["kernel"].isin(PEERS)]
+    if len(libraries):  # which say nothing of their bytes
+        beside = writes[writes["shape"].isin(libraries["shape"])]
+        chart = charts.dots(beside, "measured_time_us", "Appends and copies of pages beside libraries', time in µs")
+        views.show(chart, beside, "cache-writes", "No library's has been timed on this device in these runs.")
 
 
 page(st.session_state["loaded"])

@@ -20,6 +20,8 @@ ADAPTERS = {
     "flashinfer": ("flashinfer", "flashinfer", "pip install flashinfer-python"),
     "flashinfer_decode": ("flashinfer", "flashinfer", "pip install flashinfer-python"),
     "flashinfer_cascade": ("flashinfer", "flashinfer", "pip install flashinfer-python"),
+    "flashinfer_append": ("flashinfer", "flashinfer", "pip install flashinfer-python"),
+    "torch_copy": ("torch_copy", "torch", ""),
     "vllm_decode": ("vllm", "torch", ""),  # which looks for the library itself: it need not be installed
 }
 

@@ -18,7 +18,7 @@ from cuattn.page_tables import to_flashinfer
 from cuattn.reference import default_scale
 from experiments.costs import offsets_of, shared_pages
 from experiments.inputs import quantised
-from experiments.peers.torch_peer import TorchPeer, refuse_dtype, refuse_features
+from experiments.peers.torch_peer import TorchPeer, WritingPeer, refuse_dtype, refuse_features
 
 WORKSPACE_BYTES = 512 << 20  # 128 MiB is recommended, and too little for 32 query heads on one KV head
 PLANS = 20  # how often the plan is timed
@@ -28,7 +28,7 @@ SINK_DIM = 128  # the name under which a kernel with sinks is kept has no head d
 
 def refuse(name: str, params) -> None:
     """Refuse element types, layouts and features that are not compared, and levels that are none."""
-    refuse_dtype(name, params, ("float8_e4m3",))
+    refuse_dtype(name, params, ("float8_e4m3",) * (name == "flashinfer_decode"))
     refuse_features(name, params, TAKEN)
     if params.get("layout") == "bhsd":
         raise Unsupported(f"{name}: takes packed batches, in layout bshd or thd; got bhsd")
@@ -243,6 +243,28 @@ class Cascade(_Planned):
         return [to_flashinfer(*level, p["page_size"]) for level in levels]
 
 
+class Append(WritingPeer):
+    """`append_paged_kv_cache`, with the positions of new rows, which serve all layers of a step, at hand."""
+
+    def prepare(self) -> None:
+        from flashinfer import append_paged_kv_cache
+
+        p, lengths = self.params, self.tensor("cache_seqlens")
+        new = self.torch.arange(p["b"] * p["m"], dtype=self.torch.int32, device="cuda")
+        sequence = new // p["m"]
+        tables = to_flashinfer(self.tensor("block_table"), lengths + p["m"], p["page_size"])
+        self._append = append_paged_kv_cache
+        self._inputs = {
+            "append_key": self.tensor("k").flatten(0, 1), "append_value": self.tensor("v").flatten(0, 1),
+            "batch_indices": sequence, "positions": lengths[sequence.long()] + new % p["m"],
+            "paged_kv_cache": (self.tensor("k_cache"), self.tensor("v_cache")),
+            **dict(zip(("kv_indptr", "kv_indices", "kv_last_page_len"), tables)), "kv_layout": "NHD",
+        }
+
+    def launch(self) -> None:
+        self._append(**self._inputs)
+
+
 def prefill(machine, params, arrays) -> _Planned:
     """The wrapper for where the keys lie."""
     return (PagedPrefill if params.get("page_size") else Prefill)(machine, params, arrays)
@@ -253,4 +275,6 @@ def decode(machine, params, arrays) -> _Planned:
     return (SinkDecode if params.get("sinks") else Decode)(machine, params, arrays)
 
 
-SUBJECTS = {"flashinfer": prefill, "flashinfer_decode": decode, "flashinfer_cascade": Cascade}
+SUBJECTS = {
+    "flashinfer": prefill, "flashinfer_decode": decode, "flashinfer_cascade": Cascade, "flashinfer_append": Append,
+}

@@ -116,3 +116,26 @@ class TorchPeer:
         if self.params["layout"] == "bhsd":
             o = o.transpose(0, 2, 1, 3)
         return check_prefill(self.params, self.arrays, o, lse, self.rounding)
+
+
+class WritingPeer(TorchPeer):
+    """One that writes into its caches, the same each time, and leaves no `out`."""
+
+    def __init__(self, machine, params, arrays):
+        from experiments.subjects import held
+
+        self.before = held(arrays)
+        super().__init__(machine, params, arrays)
+
+    def kept_bytes(self) -> int:
+        return sum(array.nbytes for array in self.before.values())
+
+    def poison(self) -> None:
+        from experiments.subjects import restore
+
+        restore(self.arrays, self.before)
+
+    def verdict(self):
+        from experiments.subjects import check_written
+
+        return check_written(self.params, self.arrays, self.before)
