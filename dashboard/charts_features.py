@@ -1,4 +1,4 @@
-"""What windows, caps, sinks, several queries, packed sequences and pages of prefill cost beside plain attention. Pure."""
+"""What windows, caps, sinks, several queries, packing and pages of prefill cost beside plain attention. Pure."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dashboard import rows
 from dashboard.charts import dots
 
 # What two rows share that differ in their features alone; pages are a feature of prefill.
-_PLACE = ["run_id", "device", "dtype", "mode", "cache_mode", "family", "b", "h", "hkv", "d", "length", "load", "mask",
-          "order", "kv_dtype", "key_order", "prefix", "memory_limit_bytes", "memory_reserve_bytes", "_page"]
+_PLACE = ["run_id", "device", "dtype", "mode", "cache_mode", "family", "b", "h", "hkv", "d", "length", "load",
+          "mask", "order", "kv_dtype", "key_order", "prefix", "memory_limit_bytes", "memory_reserve_bytes", "_page"]
 
 
 def beside_plain(frame: pd.DataFrame) -> pd.DataFrame:

@@ -112,7 +112,8 @@ def prepare(frame: pd.DataFrame) -> pd.DataFrame:
 
 def _flags(out: pd.DataFrame, name: str) -> list[bool]:
     """The column as booleans, whatever it holds; what is missing is False."""
-    return [bool(value) for value in out[name].astype(object).fillna(False)] if name in out else [False] * len(out)
+    values = out[name].astype(object).fillna(False) if name in out else [False] * len(out)
+    return [bool(value) for value in values]
 
 
 def _quartiles(out: pd.DataFrame) -> pd.DataFrame:

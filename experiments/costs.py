@@ -66,8 +66,9 @@ def shape_of(params: Mapping[str, Any]):
                                 p["dtype"])
         m = p.get("m", 1)
         _, window = contract.window(window_of(p), True, m, pages * p["page_size"])
-        return DecodeShape(p["b"], p["h"], p["hkv"], p["d"], p["page_size"], pages, p["dtype"], p.get("kv_dtype"), m=m,
-                           causal=m > 1, window=window, softcap=bool(p.get("softcap")), sinks=bool(p.get("sinks")))
+        asked = {"window": window, "softcap": bool(p.get("softcap")), "sinks": bool(p.get("sinks"))}
+        return DecodeShape(p["b"], p["h"], p["hkv"], p["d"], p["page_size"], pages, p["dtype"], p.get("kv_dtype"),
+                           m=m, causal=m > 1, **asked)
     if family == "cache":
         rotary = p["d"] if rotates(p) else 0
         return AppendShape(p["b"], p["m"], p["hkv"], p["d"], p["page_size"], p["dtype"], rotary=rotary,
@@ -141,8 +142,8 @@ def plan_of(params: Mapping[str, Any], entry: Entry, device) -> Plan:
                           "another kernel")
     shape = shape_of(params)
     if lacking := sorted(getattr(shape, "features", frozenset()) - entry.row.features):
-        raise Unsupported(f"{lacking[0]}: kernel '{entry.name}' does not offer {OFFERED[lacking[0]]}; choose another "
-                          "kernel")
+        raise Unsupported(f"{lacking[0]}: kernel '{entry.name}' does not offer {OFFERED[lacking[0]]}; choose "
+                          "another kernel")
     return entry.row.plan(shape, device, constants_of(params))
 
 

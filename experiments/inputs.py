@@ -116,8 +116,9 @@ def page_table(lengths: list[int], page_size: int, order: str, seed: int, shared
 def build(machine, params: Mapping[str, Any]) -> dict[str, Any]:
     """The input arrays of a case by name, as the planning functions of `cuattn` take them.
 
-    prefill: q, k, v; packed, cu_seqlens_q and cu_seqlens_k with them, and over pages block_table. decode, cascade: q,
-    k_cache, v_cache, block_table, cache_seqlens. mla: one kv_cache for both. Either with sinks, if it has them. cache: k, v and the cache of decode, with room for the new tokens; for a kernel that rotates cos and sin.
+    prefill: q, k, v; packed, cu_seqlens_q and cu_seqlens_k with them, and over pages block_table. decode, cascade:
+    q, k_cache, v_cache, block_table, cache_seqlens. mla: one kv_cache for both. All with sinks, if the case has
+    them. cache: k, v and the cache of decode, with room for the new tokens; for a kernel that rotates cos and sin.
     pages: k_cache, v_cache, src, dst.
     """
     rng = machine.xp.random.default_rng(params["seed"])
@@ -133,7 +134,8 @@ def build(machine, params: Mapping[str, Any]) -> dict[str, Any]:
 
 def _sinks(machine, heads: int, rng):
     """Logits of the size of scores, float32 that bfloat16 holds too, as libraries want them in either."""
-    return machine.upload(round_to(machine.download(rng.standard_normal(heads, dtype=np.float32)), "bfloat16", np))
+    drawn = machine.download(rng.standard_normal(heads, dtype=np.float32))
+    return machine.upload(round_to(drawn, "bfloat16", np))
 
 
 def _dense(machine, params: Mapping[str, Any], rng) -> dict[str, Any]:

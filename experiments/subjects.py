@@ -103,7 +103,8 @@ class Prefill(_Ours):
 
 def check_prefill(params, arrays, o, lse, rounding) -> Verdict:
     """Judge prefill in the case's layout."""
-    options = {"causal": params["causal"], **inputs.scores(params), "sinks": arrays.get("sinks"), "rounding": rounding}
+    options = {"causal": params["causal"], **inputs.scores(params), "rounding": rounding}
+    options["sinks"] = arrays.get("sinks")
     given = {name: arrays[name] for name in "qkv"}
     if params["layout"] == PACKED:
         if "block_table" in arrays:
@@ -118,8 +119,8 @@ def check_prefill(params, arrays, o, lse, rounding) -> Verdict:
 
 def _in_order(cache, block_table, length: int):
     """(B·N, HKV, D) of a pool of pages that sequences of one length lie in."""
-    pages = bits(cache)[block_table]  # (B, pages, page_size, HKV, D)
-    return pages.reshape(len(pages), -1, *cache.shape[2:])[:, :length].reshape(-1, *cache.shape[2:]).view(cache.dtype)
+    pages, row = bits(cache)[block_table], cache.shape[2:]  # (B, pages, page_size, HKV, D)
+    return pages.reshape(len(pages), -1, *row)[:, :length].reshape(-1, *row).view(cache.dtype)
 
 
 class Decode(_Ours):

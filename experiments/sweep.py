@@ -180,11 +180,11 @@ def _check_prefill(axes: dict[str, list], where: str) -> None:
         raise UserError(f"{where}: has key_order with layout = {PACKED}, whose sequences have no order of keys in "
                         "common; choose another layout")
     if "window" in axes and False in axes["causal"]:
-        raise UserError(f"{where}: has a window without causal = true, beside which a query would see all keys behind "
-                        "its own; add that")
+        raise UserError(f"{where}: has a window without causal = true, so that a query would see all keys behind its "
+                        "own; add that")
     if ("page_size" in axes or "page_order" in axes) and (axes["layout"] != [PACKED] or "page_size" not in axes):
-        raise UserError(f"{where}: has pages without layout = {PACKED} and a page_size, by which prefill reads them; "
-                        "add both, or remove them")
+        raise UserError(f"{where}: has pages without layout = {PACKED} and a page_size, by which prefill reads "
+                        "them; add both, or remove them")
 
 
 def params_of(name: str, family: str, point: dict[str, Any], constants: dict[str, Any]) -> dict[str, Any]:

@@ -139,7 +139,8 @@ class BatchPrefillWithPagedKVCacheWrapper(_Paged):
 
     def run(self, q, paged_kv_cache, *args, out=None):
         said, (sinks, scale) = self.planned[-1], args or (None, None)
-        assert (sinks is None) == (self.window is None) and abs((scale or 0.0) ** 2 * said["head_dim_qk"] - (sinks is not None)) < 1e-9
+        assert (sinks is None) == (self.window is None)
+        assert scale is None or abs(scale - said["head_dim_qk"] ** -0.5) < 1e-9
         self.ran.append({"sinks": sinks})
         tables = (said[f"paged_kv_{name}"] for name in ("indptr", "indices", "last_page_len"))
         out.array[...], _ = self._attend(

@@ -1,4 +1,4 @@
-"""Rows with windows, caps, sinks, several queries, packed sequences and pages: named apart, and drawn beside plain ones."""
+"""Rows with windows, caps, sinks, several queries, packing and pages: named apart, drawn beside plain ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from suite_rows import rows_of
 from dashboard import charts_features, charts_floor, charts_prefill, rows
 
 SUITES = ("decode-features", "prefill-features")
-DECODE = {"", "window 100", "softcap 30", "sinks", "2 queries", "8 queries", "4 queries · window 100 · softcap 30 · sinks"}
+DECODE = {"", "window 100", "softcap 30", "sinks", "2 queries", "8 queries",
+          "4 queries · window 100 · softcap 30 · sinks"}
 PREFILL = {"", "window 40", "softcap 30", "sinks", "packed", "packed · pages of 16", "packed · pages of 64"}
 
 
@@ -93,8 +94,8 @@ def test_written_rows_and_pages_stand_beside_a_librarys(tmp_path, monkeypatch):
     """Its time does, for it says nothing of its bytes."""
     lines = rows_of("cache-writes")
     other = {"append": "flashinfer_append", "copy_pages": "torch_copy"}
-    theirs = [row | {"kernel": other[row["kernel"]], "case_id": f"their-{row['case_id']}", "modelled_bytes_loaded": None,
-                     "modelled_bytes_stored": None, "modelled_gbps": None, "source_hash": None}
+    unknown = dict.fromkeys(("modelled_bytes_loaded", "modelled_bytes_stored", "modelled_gbps", "source_hash"))
+    theirs = [row | unknown | {"kernel": other[row["kernel"]], "case_id": f"their-{row['case_id']}"}
               for row in lines if row["kernel"] in other]
     frame = rows.prepare(made.frame(lines + theirs))
     assert not frame.duplicated(["shape", "variant", "family"]).any()

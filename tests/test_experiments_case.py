@@ -228,8 +228,8 @@ def test_what_a_case_asks_of_its_scores_is_computed_and_judged(cpu, monkeypatch,
         original = getattr(cuattn, name)
 
         def forgets(*arrays, original=original, **options):
-            gone = {"window": {"window_size": (-1, -1)}, "softcap": {"softcap": 0.0}, "sinks": {"sinks": None}}[column]
-            return original(*arrays, **{**options, **gone})
+            gone = {"window": ("window_size", (-1, -1)), "softcap": ("softcap", 0.0), "sinks": ("sinks", None)}
+            return original(*arrays, **{**options, gone[column][0]: gone[column][1]})
 
         monkeypatch.setattr(subjects.cuattn, name, forgets)
     assert run(cpu, params)["status"] == "incorrect"
@@ -245,11 +245,12 @@ def test_sinks_are_numbers_that_bfloat16_holds(cpu):
 
 
 @pytest.mark.parametrize(("params", "said"), [
-    ({**PREFILL, "kernel": "standard", "softcap": 2.0}, "softcap: kernel 'standard' does not offer softcap; choose another kernel"),
+    ({**PREFILL, "kernel": "standard", "softcap": 2.0},
+     "softcap: kernel 'standard' does not offer softcap; choose another kernel"),
     ({**PACKED, "kernel": "standard", "window": None, "softcap": None, "sinks": None},
      "varlen: kernel 'standard' does not offer cu_seqlens_q; choose another kernel"),
-    ({**DECODE, "kernel": "paged_gather", "m": 2}, "queries: kernel 'paged_gather' does not offer several queries a sequence; "
-     "choose another kernel"),
+    ({**DECODE, "kernel": "paged_gather", "m": 2},
+     "queries: kernel 'paged_gather' does not offer several queries a sequence; choose another kernel"),
     ({**DECODE, "m": 9}, "1 to 8 queries a sequence"),
 ])
 def test_what_a_kernel_does_not_offer_is_unsupported(cpu, params, said):

@@ -34,7 +34,8 @@ def _scores(window_size, softcap, sinks) -> dict:
 def flash_attn_func(q, k, v, causal=False, window_size=(-1, -1), softcap=0.0, return_attn_probs=False, sinks=None):
     assert return_attn_probs
     wide = (x.array.astype(np.float64) for x in (q, k, v))
-    return *_answer(*reference.attention(*wide, causal=causal, **_scores(window_size, softcap, sinks)), q.array.dtype), None
+    o, lse = reference.attention(*wide, causal=causal, **_scores(window_size, softcap, sinks))
+    return *_answer(o, lse, q.array.dtype), None
 
 
 def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal=False,

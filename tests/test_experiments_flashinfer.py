@@ -21,6 +21,7 @@ PACKED = {**DENSE, "layout": "thd", "b": 3, "tokens": 72}
 PAGES = {**PACKED, "page_size": 8, "page_order": "shuffled"}
 SEEN = {**CASE, "lengths": [17, 9, 33], "tokens": 59, "h": 8}  # enough keys for several queries
 WIDE = {**SEEN, "d": 128, "sinks": True}
+WIDE_PAGES = {**PAGES, "d": 128, "sinks": True, "window": 9}
 CASCADE = {**SHARED, "kernel": "flashinfer_cascade", "family": "cascade", "h": 4, "hkv": 2}
 
 
@@ -43,7 +44,7 @@ def wrappers(gpu, monkeypatch):
                                     {**SEEN, "m": 8, "window": 3, "softcap": 2.0}, WIDE, {**WIDE, "m": 4, "window": 5},
                                     DENSE, {**DENSE, "window": 5, "softcap": 2.0}, {**DENSE, "causal": False}, PACKED,
                                     {**PACKED, "window": 3}, PAGES, {**PAGES, "softcap": 2.0, "window": 9},
-                                    {**PAGES, "d": 128, "sinks": True, "window": 9}])
+                                    WIDE_PAGES])
 @pytest.mark.parametrize("mode", ["launch", "graph"])
 def test_a_case_is_judged_and_timed_with_its_plan_or_with_a_graph_beside_it(gpu, wrappers, params, mode, monkeypatch):
     monkeypatch.setattr(gpu, "capture", lambda launch: launch, raising=False)
@@ -73,15 +74,17 @@ def test_a_wrong_scale_is_noticed(gpu, wrappers, monkeypatch):
 
 
 def test_several_queries_sinks_and_pages_choose_their_wrappers(gpu, wrappers):
-    for params, name, backend in [({**SEEN, "m": 2}, "BatchDecodeWithPagedKVCacheWrapper", None),
+    several = {**SEEN, "m": 2}
+    for params, name, backend in [(several, "BatchDecodeWithPagedKVCacheWrapper", None),
                                   (WIDE, "BatchAttentionWithAttentionSinkWrapper", "fa2"),
                                   (PACKED, "BatchPrefillWithRaggedKVCacheWrapper", None),
                                   (PAGES, "BatchPrefillWithPagedKVCacheWrapper", "auto"),
-                                  ({**PAGES, "d": 128, "sinks": True}, "BatchAttentionWithAttentionSinkWrapper", "auto")]:
+                                  ({**WIDE, "m": 2}, "BatchAttentionWithAttentionSinkWrapper", "fa2"),
+                                  (WIDE_PAGES, "BatchAttentionWithAttentionSinkWrapper", "auto")]:
         assert run(gpu, params)["status"] == "ok"
         made = wrappers.pop()
         assert type(made).__name__ == name and getattr(made, "backend", None) == backend
-        assert made.planned[-1].get("q_len_per_req", 1) == (2 if params["m"] == 2 else 1)
+        assert made.planned[-1].get("q_len_per_req", 1) == (2 if params is several else 1)
 
 
 @pytest.mark.parametrize("more", [{}, {"m": 7, "page_order": "sorted", "dtype": "bfloat16"}, {"m": 1, "hkv": 2}])
@@ -112,7 +115,7 @@ def test_the_levels_are_the_prefix_once_and_each_sequences_own_keys(gpu, wrapper
     ({"sinks": True, "d": 128, "kv_dtype": "float8_e4m3"}, "got 128 and float8_e4m3; choose those"),
     ({"sinks": True, "softcap": 3.0}, "takes sinks or a softcap, got both"),
     ({**DENSE, "sinks": True, "page_size": None}, "takes sinks over pages alone; give prefill a page_size"),
-    ({**APPEND, "kernel": "flashinfer_append", "kv_dtype": "float8_e4m3"}, "over caches of q's dtype, got one of float8"),
+    ({**APPEND, "kernel": "flashinfer_append", "kv_dtype": "float8_e4m3"}, "q's dtype, got one of float8_e4m3"),
     ({"dtype": "float32"}, "float16 and bfloat16, got float32"),
     ({**CASCADE, "prefix": 0}, "expected a prefix, the keys of its first level, got none; choose one"),
 ])

@@ -178,7 +178,8 @@ def probes(frame) -> None:
     libraries = writes[writes["kernel"].isin(PEERS)]
     if len(libraries):  # which say nothing of their bytes
         beside = writes[writes["shape"].isin(libraries["shape"])]
-        chart = charts.dots(beside, "measured_time_us", "Appends and copies of pages beside libraries', time in µs")
+        title = "Appends and copies of pages beside libraries', time in µs"
+        chart = charts.dots(beside, "measured_time_us", title)
         views.show(chart, beside, "cache-writes", "No library's has been timed on this device in these runs.")
 
 

@@ -19,7 +19,8 @@ STALE = "stale: its kernel has changed since"
 PICKS = {"min": min, "max": max}
 # What must be equal for two rows to have one shape; `kernel` is among them where no side names one.
 SHAPE = ("machine", "device", "kernel", "b", "h", "hkv", "m", "n", "prefix", "d", "dtype", "causal", *SCORES,
-         "page_size", "page_order", "key_order", "kv_dtype", "layout", "lengths_source", "cache_mode", "mode", "bytes")
+         "page_size", "page_order", "key_order", "kv_dtype", "layout", "lengths_source", "cache_mode", "mode",
+         "bytes")
 # Taken where a filter does not name them; rows without the column pass.
 USUAL = {"cache_mode": "cold", "mode": "launch", "layout": "bshd", "lengths_source": "uniform",
          "key_order": None, "kv_dtype": None, "prefix": None, **dict.fromkeys(SCORES)}

@@ -132,9 +132,9 @@ class _OverPages(_Planned):
         queries, tables = self.ints(queries), to_flashinfer(self.tensor("block_table"), lengths, page)
         buffers = {}
         if self.graph:
-            buffers = {"use_cuda_graph": True, "qo_indptr_buf": queries.cuda(),
-                       **dict(zip(("paged_kv_indptr_buf", "paged_kv_indices_buf", "paged_kv_last_page_len_buf"),
-                                  (x.clone() for x in tables)))}
+            names = ("paged_kv_indptr_buf", "paged_kv_indices_buf", "paged_kv_last_page_len_buf")
+            buffers = dict(zip(names, (x.clone() for x in tables)))
+            buffers |= {"use_cuda_graph": True, "qo_indptr_buf": queries.cuda()}
         sinks = ()
         if p.get("sinks"):
             self._wrapper = BatchAttentionWithAttentionSinkWrapper(
@@ -143,7 +143,9 @@ class _OverPages(_Planned):
             )
             sinks = self.tensor("sinks"), default_scale(p["d"], None)
         else:
-            self._wrapper = BatchPrefillWithPagedKVCacheWrapper(self.workspace, "NHD", backend=self.backend, **buffers)
+            self._wrapper = BatchPrefillWithPagedKVCacheWrapper(
+                self.workspace, "NHD", backend=self.backend, **buffers
+            )
         ends, indices, last = tables
         self._plan = {
             "qo_indptr": queries, "paged_kv_indptr": ends.cpu(), "paged_kv_indices": indices,
@@ -162,7 +164,7 @@ class PagedPrefill(_OverPages):
 
 
 class SinkDecode(_OverPages):
-    """Decode with sinks, by FlashAttention-2's algorithm as all its decode: heads share tiles, and keys are split."""
+    """Decode with sinks, by FlashAttention-2's algorithm as all its decode: heads share tiles, keys are split."""
 
     backend = "fa2"
 
