@@ -1,6 +1,8 @@
 """Of `flash_hopper` alone: rings that go round, tiles that differ, arrays that no tensor map takes."""
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -12,6 +14,7 @@ from cuattn.cpu import check_schedules
 from cuattn.devices import for_arch
 from cuattn.kernels import ROWS
 from cuattn.kernels.base import Unsupported
+from cuattn.kernels.flash_hopper import _section
 from cuattn.kernels.shapes import AttentionShape
 
 H200 = for_arch("sm_90a")
@@ -31,24 +34,53 @@ def test_tiles_and_rings(machine, randn, constants):
     (64, False, 1), (64, True, 1), (256, True, 1), (64, True, 5),
 ])
 def test_equal_bits_where_rings_go_round(cpu, randn, d, turns, heads):
-    """With five heads there are more tiles than multiprocessors: blocks take pairs, the last half a one."""
+    """With five heads there are more tiles than multiprocessors: a block takes several, in any schedule others."""
     q, k, v = (cpu.upload(randn(1, length, heads, d)) for length in (140, 300, 300))
     p = cuattn.plan_attention(q, k, v, causal=True, kernel="flash_hopper",
                               constants={"block_m": 128, "block_n": 32, "turns": turns})
-    assert p.plan.launches[0].constants["PAIRS"] == (heads == 5)
+    assert p.plan.launches[0].grid[0] == min(2 * heads, cpu.device.sms)
     o, lse = p.outputs
     check_schedules(cpu, p.run, {"o": o, "lse": lse})
 
 
-@pytest.mark.parametrize(("rounds", "more", "singles"), [(3, 0, False), (2.5, 0, True), (2.5, 1, True)])
-def test_pairs_of_tiles_and_then_single_ones(machine, randn, rounds, more, singles):
-    """Where rounds of pairs end uneven the last heads are dealt out tile by tile, there and back."""
-    sms = machine.device.sms
-    b = round(rounds * sms) + more
-    q, k, v = randn(b, 140, 1, 8), randn(b, 150, 1, 8), randn(b, 150, 1, 8)
+@pytest.mark.parametrize("b", [1, 9, 23])
+def test_every_tile_is_taken_once_in_sections_of_heads(machine, randn, b):
+    """Sections that are not full, blocks that take many tiles, and runs one after the other: numbers begin anew."""
+    q, k, v = randn(b, 140, 3, 8), randn(b, 150, 3, 8), randn(b, 150, 3, 8)
     p, *_ = run(machine, "flash_hopper", q, k, v, causal=True, constants={"block_m": 128, "block_n": 32})
-    paired, whole = dict(p.arguments[0])["paired"], 2 * (b // 2)
-    assert paired == 2 * ((max(whole - 2 * sms, 0) if singles else whole) // 2)
+    first = [machine.download(x).copy() for x in p.outputs]
+    for x in p.outputs:
+        machine.poison(x)
+    p.run()
+    machine.synchronize()
+    assert all((machine.download(x).view(np.uint8) == y.view(np.uint8)).all() for x, y in zip(p.outputs, first))
+
+
+@given(st.integers(1, 64), st.integers(1, 64), st.integers(1, 300), st.sampled_from((1, 4, 8)))
+def test_sections_have_whole_groups_and_enough_to_do(b, hkv, tiles, group):
+    """Long tiles come first in a section, so it must have short ones enough that blocks can end together."""
+    shape = AttentionShape(b, group * hkv, hkv, 128 * tiles, 128 * tiles, 128, "bfloat16", True)
+    section, heads = _section(shape, 132, 128), b * group * hkv
+    assert section % group == 0
+    assert section * tiles * (tiles + 1) // 2 >= 132 * tiles
+    last = (heads - 1) % section + 1
+    assert section >= heads or 3 * last > section or heads > 8 * section  # then the last one matters little
+    assert _section(replace(shape, causal=False), 132, 128) == 1
+
+
+@pytest.mark.parametrize(("m", "window"), [(300, (-1, -1)), (200, (16, 0))])
+def test_tiles_of_queries_that_see_no_key(cpu, randn, m, window):
+    """They are written by the warp that gives orders; all others never hear of them."""
+    q, k, v = (cpu.upload(randn(1, length, 2, 72)) for length in (m, 40, 40))
+    p = cuattn.plan_attention(q, k, v, causal=window[0] < 0, window_size=window, kernel="flash_hopper",
+                              constants={"block_m": 128, "block_n": 32})
+    o, lse = p.outputs
+    check_schedules(cpu, p.run, {"o": o, "lse": lse})
+    unseen = m - 40
+    assert not o[:, :unseen].any()
+    assert np.isneginf(lse[:, :, :unseen]).all()
+    cuattn.compare.check_attention(*(cpu.download(x) for x in (q, k, v, o, lse)), causal=window[0] < 0,
+                                   window_size=window).raise_if_bad()
 
 
 def test_every_stage_is_given_back_as_often_as_it_is_filled(cpu, randn):
@@ -67,10 +99,7 @@ def test_every_plan_fits(d, m, n, causal):
     launch, = ROWS["flash_hopper"].plan(shape, H200).launches
     assert launch.smem_bytes <= H200.smem_per_block
     block_m = launch.constants["BLOCK_M"]
-    tiles = -(-m // block_m) * 8
-    pairs = causal and tiles > H200.sms  # a long tile and the short one that makes up for it
-    assert launch.constants["PAIRS"] == pairs
-    assert launch.grid[0] == min(H200.sms, tiles)
+    assert launch.grid[0] == min(H200.sms, -(-m // block_m) * 8)
     assert launch.block == 2 * block_m + 128
 
 

@@ -255,7 +255,7 @@ def test_offsets_and_sinks_are_each_calls_own(launches, make, kernel, stored):
         assert (o.shape, lse.shape) == ((130, 8, 64), (8, 130))
         passed = launches[-1].of(stored, "lse", "sinks", "cu_seqlens_q", "cu_seqlens_k")
         assert [address(a) for a in passed] == [place(x) for x in (o, lse, sinks, begin_q, begin_k)]
-    assert len(binding.repeats) == 1 and len(launches) == 3
+    assert len(binding.repeats) == 1 and sum(launch[0] != "clear" for launch in launches) == 3
 
 
 def test_with_checks_only_dense_attention_is_repeated(launches, monkeypatch):

@@ -94,11 +94,11 @@ def cost(shape: AttentionShape, plan: Plan, lengths=None) -> Cost:
 
 
 def tiles_cost(shape: AttentionShape, plan: Plan, warps: int, before: int, asked: int, lengths,
-               pages=lambda keys: 0) -> Cost:
+               pages=lambda keys: 0, blind: bool = True) -> Cost:
     """The same of tiles of queries that have `warps` warps each, wherever they are computed.
 
     `before` and `asked`: bytes of offsets that a head reads once, and each of its tiles. `pages`: of the numbers
-    of pages that a tile reads of so many keys.
+    of pages that a tile reads of so many keys. `blind`: whether queries are read that see no key.
     """
     block_m, block_n = plan.constants["block_m"], plan.constants["block_n"]
     size, loaded, rows, pairs = ELEMENT_BYTES[shape.dtype], before, 0, 0
@@ -107,8 +107,10 @@ def tiles_cost(shape: AttentionShape, plan: Plan, warps: int, before: int, asked
             last = min(m0 + block_m, one.m)
             begin, end = one.keys(m0, last - 1)
             keys = min(one.n, round_up(end, block_n)) - begin // block_n * block_n
-            elements = (last - m0 + keys) * shape.d + keys * shape.value_dim
-            loaded += count * (elements * size + 4 * warps * shape.sinks + asked + pages(keys))
+            queries = last - m0 if keys or blind else 0
+            elements = (queries + keys) * shape.d + keys * shape.value_dim
+            sinks = (warps if keys or blind else 1) * shape.sinks
+            loaded += count * (elements * size + 4 * sinks + asked + pages(keys))
         rows, pairs = rows + count * one.m, pairs + count * one.visible
     return Cost(
         flops=2 * shape.h * pairs * (shape.d + shape.value_dim),

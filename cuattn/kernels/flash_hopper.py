@@ -27,61 +27,53 @@ PANEL = 64  # columns of a panel: 128 bytes, the widest swizzle
 WARPGROUP_ROWS = 64  # of a warpgroup
 ALIGNMENT = 1024  # of a swizzled tile
 SWIZZLE = 128
+ORDER_BYTES = 32  # sizeof(Order)
 WARP_ROWS = 16  # of a warp
 PATTERN_ROWS = 8  # after which a swizzle repeats
 
 
-def smem_bytes(d: int, dv: int, block_m: int, block_n: int, stages: int, o_over_q: bool) -> int:
-    """sizeof(Smem): the tiles, then the mbarriers."""
+def smem_bytes(d: int, dv: int, block_m: int, block_n: int, stages: int, q_stages: int, o_staged: bool) -> int:
+    """sizeof(Smem): the tiles, then what is said of queries, and the mbarriers."""
     (row, row_v), consumers = (2 * round_up(x, PANEL) for x in (d, dv)), block_m // WARPGROUP_ROWS
-    tiles = row * ((1 if o_over_q else 2) * block_m + stages * block_n) + row_v * stages * block_n
-    return round_up(tiles + 8 * (2 * consumers + 4 * stages), ALIGNMENT)
+    tiles = row * ((q_stages + o_staged) * block_m + stages * block_n) + row_v * stages * block_n
+    rings = ORDER_BYTES + 8 * (2 + 2 * consumers * q_stages + 4 * stages)
+    return round_up(tiles + rings, ALIGNMENT)
 
 
-# Rows and keys of a tile, by padded head dim: as many rows as a block's registers hold beside O, and keys as
-# shared memory has. The last number is how fast a row goes, against the first tile of that head dim.
+# Rows and keys of a tile, by padded head dim, and how fast its scores go against the first's, as found on an H200:
+# as many rows as a block's registers hold beside O, and keys as shared memory has. Where these fit the diagonal or the
+# end badly, fewer are faster.
 TILES = {
     64: ((192, 128, 1.0), (128, 128, 0.87)),
-    128: ((128, 128, 1.0),),
+    128: ((128, 128, 1.0), (128, 160, 1.02)),
     192: ((128, 96, 1.0),),
-    256: ((128, 80, 1.0),),
+    256: ((128, 80, 1.0), (128, 64, 0.965)),
 }
-# For what takes registers too: a cap on scores; of three warpgroups also packed sequences with a window, and pages
-# under a mask.
-CAPPED = {**TILES, 64: TILES[64][1:], 128: ((128, 112, 1.0),), 256: ((128, 64, 1.0),)}
-FEW_ROWS = {**TILES, 64: TILES[64][1:]}
+# Without a mask there are registers for more.
+UNMASKED = {**TILES, 128: (*TILES[128], (128, 176, 1.03))}
+# For what takes registers, or copies, too: pages, packed sequences, windows; a cap on scores; of three warpgroups also
+# packed sequences with a window, and pages under a mask.
+VARIED = {**TILES, 128: TILES[128][:1], 256: TILES[256][:1]}
+CAPPED = {**VARIED, 64: TILES[64][1:], 128: ((128, 112, 1.0),), 256: ((128, 64, 1.0),)}
+FEW_ROWS = {**VARIED, 64: TILES[64][1:]}
 PAGED_KEYS = {256: 64}  # of a tile of pages, so that it is few copies
 
-ROUNDS_OF_SINGLES = 2  # so many turns of each block, in pairs, are dealt out tile by tile, where any are
 
+def _section(shape: AttentionShape, blocks: int, block_m: int) -> int:
+    """How many heads are in turn at once.
 
-def _paired(shape: AttentionShape, blocks: int, block_m: int) -> int:
-    """Of how many heads tiles are taken two by two, which make up for each other: of all pairs.
-
-    But for the last ones, where that pays: dealt out tile by tile these let the blocks end together. Of packed
-    sequences, which have different lengths, none.
+    Without a mask one: their tiles take equally long. With it as many as give a block as much to do as the longest
+    tile has, so that blocks which take the longest tiles first end together; those of the last section too.
     """
-    if shape.packed is not None or not shape.m:
-        return 0
-    m_tiles, heads = ceil_div(shape.m, block_m), shape.b * shape.h
-    turns = m_tiles * (heads // 2)
-    gain = 0.99 * ceil_div(turns, blocks) * blocks / max(turns, 1) - 1  # they end together but for 1 %
-    price = 0.01 * shape.d / 128 + 0.18 / m_tiles  # as found on an H200: heads come from memory once more
-    return 2 * (max(turns - ROUNDS_OF_SINGLES * blocks * (gain > price), 0) // m_tiles)
-
-
-def _deal(shape: AttentionShape, device, block_m: int) -> tuple[int, bool]:
-    """How many turns the blocks take, and whether tiles of different lengths are to make up for each other:
-    under a causal mask, but none has to where every tile gets a block.
-    """
-    tiles = ceil_div(shape.m, block_m) * shape.b * shape.h
-    pairs = shape.causal and tiles > device.sms
-    paired = _paired(shape, device.sms, block_m) if pairs else 0
-    return tiles - paired // 2 * ceil_div(shape.m, block_m), pairs
+    heads, group = shape.b * shape.h, shape.group
+    if not shape.causal or not blocks:
+        return 1
+    least = round_up(ceil_div(2 * blocks, ceil_div(shape.m, block_m) + 1), group)
+    return max(range(least, 2 * least, group), key=lambda section: ((heads - 1) % section + 1) / section)
 
 
 def _time(shape: AttentionShape, device, block_m: int, block_n: int, rate: float) -> float:
-    """What the busiest block computes, in rows times tiles of keys of the first tile's rate.
+    """What the busiest block computes, in scores of the first tile's rate.
 
     Rows past the end, and scores beyond the diagonal, count like others: the fewer, the better a tile fits.
     """
@@ -90,25 +82,26 @@ def _time(shape: AttentionShape, device, block_m: int, block_n: int, rate: float
         last = min(m0 + block_m, shape.m)
         begin, end = shape.keys(m0, last - 1)
         steps.append(ceil_div(end, block_n) - begin // block_n)
-    turns, pairs = _deal(shape, device, block_m)
-    heads = shape.b * shape.h
-    tiles = heads * ceil_div(shape.m, block_m)
-    if pairs and tiles < 2 * turns:  # blocks that end together
+    heads, turns = shape.b * shape.h, len(steps) - 1
+    if shape.causal:  # blocks end together
         share = max(max(steps), heads * sum(steps) / device.sms)
-    elif shape.causal and not pairs:
-        share = max(steps)
     else:
-        share = ceil_div(turns, device.sms) * heads * sum(steps) / max(turns, 1)
-    return share * block_m / rate
+        share = ceil_div(heads * turns, device.sms) * max(steps)
+    return share * block_m * block_n / rate
 
 
 def _tiles(shape: AttentionShape, device) -> tuple[int, int]:
     """The block_m and block_n with which a shape takes the least time."""
     width, windowed = round_up(shape.d, PANEL), "window" in shape.features
-    tight = shape.packed is not None and (windowed or (shape.causal and shape.page_size is not None))
-    tiles = (CAPPED if shape.softcap else FEW_ROWS if tight else TILES)[width]
-    best = min(tiles, key=lambda tile: _time(shape, device, *tile)) if len(tiles) > 1 else tiles[0]
-    return best[0], PAGED_KEYS.get(width, best[1]) if shape.page_size else best[1]
+    packed, paged = shape.packed is not None, shape.page_size is not None
+    if shape.softcap:
+        tiles = CAPPED
+    elif packed and (windowed or (shape.causal and paged)):
+        tiles = FEW_ROWS
+    else:
+        tiles = VARIED if windowed or packed or paged else TILES if shape.causal else UNMASKED
+    best = min(tiles[width], key=lambda tile: _time(shape, device, *tile))
+    return best[0], PAGED_KEYS.get(width, best[1]) if paged else best[1]
 
 
 def _box(shape: AttentionShape, block_n: int) -> int:
@@ -134,41 +127,43 @@ def plan(shape: AttentionShape, device, overrides=None) -> Plan:
                           f"stages at least 1, got block_m={block_m}, block_n={block_n}, stages={stages}; "
                           "change them")
     sizes = shape.d, shape.value_dim, block_m, block_n, stages
-    o_over_q = smem_bytes(*sizes, False) > device.smem_per_block
-    smem = smem_bytes(*sizes, o_over_q)
+    memories = ((smem_bytes(*sizes, *kept), *kept) for kept in ((2, True), (1, True), (1, False)))
+    smem, q_stages, o_staged = next((m for m in memories if m[0] <= device.smem_per_block),
+                                    (smem_bytes(*sizes, 1, False), 1, False))
     if smem > device.smem_per_block:
         raise Unsupported(f"flash_hopper: {stages} stages of {block_n} keys and {block_m} queries at head "
                           f"dim {shape.d} need {smem} bytes of shared memory, {device.name} grants "
                           f"{device.smem_per_block}; choose smaller block_n or stages")
-    turns, pairs = _deal(shape, device, block_m)
     box = _box(shape, block_n)
     compiled = {
         "BLOCK_M": block_m, "BLOCK_N": block_n, "STAGES": stages, "BOX": box,
-        "Element": shape.dtype, "SMEM_BYTES": smem, "TURNS": chosen["turns"], "O_OVER_Q": o_over_q,
-        "PAIRS": pairs, **feature_constants(shape),
+        "Element": shape.dtype, "SMEM_BYTES": smem, "TURNS": chosen["turns"], "Q_STAGES": q_stages,
+        "O_STAGED": o_staged, **feature_constants(shape),
     }
-    grid = (min(turns, device.sms), 1, 1)
+    grid = (min(ceil_div(shape.m, block_m) * shape.b * shape.h, device.sms), 1, 1)
     rows = {"q": WARPGROUP_ROWS, "k": box, "v": box, "o": WARP_ROWS}
     maps = {name: TileMap(name, (1, of, 1, PANEL), SWIZZLE) for name, of in rows.items()}
     threads = 128 * (block_m // WARPGROUP_ROWS + 1)
     launch = Launch(FILE, "flash_hopper", grid, threads, smem, compiled, maps=maps)
-    return Plan((launch,), {**chosen, "block_m": block_m, "block_n": block_n})
+    tunables = {**chosen, "block_m": block_m, "block_n": block_n}
+    return Plan((launch,), tunables, {"taken": ((1,), "int32")}, zeroed=frozenset({"taken"}))
 
 
 def cost(shape: AttentionShape, plan: Plan, lengths=None) -> Cost:
     """As flash, with the warps that multiply. Whole tiles are copied, also what neighbours have in them.
 
-    Two threads that copy and the warps that multiply ask of each tile where its sequence lies, and of each copy
-    in which page.
+    One warp asks of each tile where its sequence lies, and those that copy keys and values of each copy in which
+    page.
     """
     warps, packed = plan.constants["block_m"] // WARP_ROWS, shape.packed is not None
     tiles = ceil_div(shape.m, plan.constants["block_m"]) * shape.b
     box = _box(shape, plan.constants["block_n"])
-    pages = 4 * (shape.page_size is not None)
-    base = tiles_cost(shape, plan, warps, 16 * (2 + warps) * tiles * packed, 0, lengths,
-                      lambda keys: pages * ceil_div(keys, box))
+    pages = 2 * 4 * (shape.page_size is not None)
+    base = tiles_cost(shape, plan, warps, 16 * tiles * packed, 0, lengths,
+                      lambda keys: pages * ceil_div(keys, box), blind=False)
     more = _neighbours(shape, plan, lengths) if packed else 0
-    return replace(base, bytes_loaded=base.bytes_loaded + shape.h * more * ELEMENT_BYTES[shape.dtype])
+    return replace(base, bytes_loaded=base.bytes_loaded + shape.h * more * ELEMENT_BYTES[shape.dtype],
+                   scratch_bytes=plan.scratch_bytes)
 
 
 def _neighbours(shape: AttentionShape, plan: Plan, offsets) -> int:
@@ -179,7 +174,10 @@ def _neighbours(shape: AttentionShape, plan: Plan, offsets) -> int:
         one = replace(shape, b=1, m=q1 - q0, n=k1 - k0, packed=None)
         for m0 in range(0, one.m, block_m):
             last = min(m0 + block_m, one.m)
-            tail = round_up(one.keys(m0, last - 1)[1], block_n)
+            begin, end = one.keys(m0, last - 1)
+            if begin // block_n == ceil_div(end, block_n):  # they see no key
+                continue
+            tail = round_up(end, block_n)
             there = total_k - k0 if shape.page_size is None else round_up(one.n, _box(shape, block_n))
             elements += (min(q0 + m0 + block_m, total_q) - (q0 + last)) * shape.d
             elements += max(min(tail, there) - one.n, 0) * (shape.d + shape.value_dim)
@@ -188,12 +186,12 @@ def _neighbours(shape: AttentionShape, plan: Plan, offsets) -> int:
 
 def arguments(shape: AttentionShape, plan: Plan, t) -> list:
     launch = plan.launches[0]
-    maps, pairs = launch.maps, launch.constants["PAIRS"]
-    paired = _paired(shape, launch.grid[0], plan.constants["block_m"]) if pairs else 0
+    section = _section(shape, launch.grid[0], plan.constants["block_m"])
     return [[
-        *maps.items(), ("g_o", t["o"]), ("lse", t["lse"]), ("B", np.int32(shape.b)), ("H", np.int32(shape.h)),
-        ("M", np.int32(shape.m)), ("N", np.int32(shape.n)), ("GROUP", np.int32(shape.group)),
-        ("paired", np.int32(paired)), *score_arguments(shape, t),
+        *launch.maps.items(), ("g_o", t["o"]), ("lse", t["lse"]), ("B", np.int32(shape.b)),
+        ("H", np.int32(shape.h)), ("M", np.int32(shape.m)), ("N", np.int32(shape.n)),
+        ("GROUP", np.int32(shape.group)), ("section", np.int32(section)), *score_arguments(shape, t),
+        ("taken", t["taken"]),
     ]]
 
 
