@@ -49,13 +49,11 @@ TILES = {
     192: ((128, 96, 1.0),),
     256: ((128, 80, 1.0), (128, 64, 0.965)),
 }
-# Without a mask there are registers for more.
+# Without a mask, and sinks, there are registers for more.
 UNMASKED = {**TILES, 128: (*TILES[128], (128, 176, 1.03))}
-# For what takes registers, or copies, too: pages, packed sequences, windows; a cap on scores; of three warpgroups also
-# packed sequences with a window, and pages under a mask.
-VARIED = {**TILES, 128: TILES[128][:1], 256: TILES[256][:1]}
-CAPPED = {**VARIED, 64: TILES[64][1:], 128: ((128, 112, 1.0),), 256: ((128, 64, 1.0),)}
-FEW_ROWS = {**VARIED, 64: TILES[64][1:]}
+# For what takes registers, or copies, too: pages, packed sequences and windows; a cap on scores.
+VARIED = {64: TILES[64][1:], 128: TILES[128][:1], 192: TILES[192], 256: TILES[256][:1]}
+CAPPED = {**VARIED, 64: ((128, 112, 1.0),), 128: ((128, 112, 1.0),), 256: ((128, 64, 1.0),)}
 PAGED_KEYS = {256: 64}  # of a tile of pages, so that it is few copies
 
 
@@ -92,14 +90,13 @@ def _time(shape: AttentionShape, device, block_m: int, block_n: int, rate: float
 
 def _tiles(shape: AttentionShape, device) -> tuple[int, int]:
     """The block_m and block_n with which a shape takes the least time."""
-    width, windowed = round_up(shape.d, PANEL), "window" in shape.features
-    packed, paged = shape.packed is not None, shape.page_size is not None
+    width, paged = round_up(shape.d, PANEL), shape.page_size is not None
     if shape.softcap:
         tiles = CAPPED
-    elif packed and (windowed or (shape.causal and paged)):
-        tiles = FEW_ROWS
+    elif paged or shape.packed is not None or "window" in shape.features:
+        tiles = VARIED
     else:
-        tiles = VARIED if windowed or packed or paged else TILES if shape.causal else UNMASKED
+        tiles = TILES if shape.causal or shape.sinks else UNMASKED
     best = min(tiles[width], key=lambda tile: _time(shape, device, *tile))
     return best[0], PAGED_KEYS.get(width, best[1]) if paged else best[1]
 

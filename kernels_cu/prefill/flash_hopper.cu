@@ -6,8 +6,8 @@
 //   WINDOW, SOFTCAP, SINKS, VARLEN: as in flash.cu
 //
 // grid    as many blocks as multiprocessors; each takes one tile of queries after the other, see orders.cuh
-// block   four warps that copy, of Q, K and V one each, and one that gives orders; CONSUMERS warpgroups that
-//         multiply, each of which owns 64 query rows, with whole rows of S, P and O in registers
+// block   a warpgroup of which one warp gives orders and three copy Q, K and V; and CONSUMERS that multiply: each of
+//         these owns 64 query rows, with whole rows of S, P and O in registers
 // smem    rings of Q_STAGES tiles of Q for each consumer, and of STAGES tiles of K and of V; with O_STAGED a tile
 //         of O for each, by which it is stored, otherwise O goes from registers; what is copied has two mbarriers:
 //         full, which the bytes complete, and empty, on which readers arrive
@@ -91,8 +91,8 @@ DEVICE void load_keys(Tile& s_tile, const TensorMap& map, const Work::Place& at,
 }
 
 /// What one warp does: it copies queries.
-DEVICE void produce_queries(Smem& s, const TensorMap& q) {
-  Orders orders{s.order};
+DEVICE void produce_queries(Smem& s, const TensorMap& q, const Sizes& size) {
+  Orders orders{s.order, size};
 #pragma unroll 1
   for (uint32_t taken = 0;; ++taken) {
     const Order order = orders.hear_and_ask();
@@ -113,7 +113,7 @@ DEVICE void produce_queries(Smem& s, const TensorMap& q) {
 template <bool ASKS_LAST, class Tile>
 DEVICE void produce_keys(Smem& s, Tile (&s_tiles)[STAGES], Mbarrier (&s_full)[STAGES],
                          Mbarrier (&s_empty)[STAGES], const TensorMap& map, const Sizes& size) {
-  Orders orders{s.order};
+  Orders orders{s.order, size};
   uint32_t used = 0;
 #pragma unroll 1
   while (true) {
@@ -204,8 +204,8 @@ struct Output {
   const View<float, 3>& g_lse;
   float sigma;
 
-  METHOD Element* row(const Work& work, int row0) const { return g_o.at(work.seq.b, work.seq.q0 + row0, work.h); }
-  METHOD void store_lse(const Work& work, int row, const SoftmaxRow& state) const {
+  METHOD Element* row(const Order& work, int row0) const { return g_o.at(work.seq.b, work.seq.q0 + row0, work.h); }
+  METHOD void store_lse(const Order& work, int row, const SoftmaxRow& state) const {
     if (row < work.seq.M)
       store_global(g_lse.at(work.seq.b, work.h) + work.seq.q0 + row, state.lse(sigma));
   }
@@ -229,7 +229,7 @@ struct Consumer {
   const Sizes& size;
   const Turn turn;
   const float sigma2;
-  Orders orders{s.order};
+  Orders orders{s.order, size};
   Work work;
   uint32_t taken = -1u, used = 0;  // tiles of queries before this one, and of keys
   WarpgroupAccumulator<WGMMA_ROWS, DV_PAD> r_o;
@@ -242,20 +242,16 @@ struct Consumer {
     work.tiles = 0;
   }
 
-  /// Where tile i of keys lies, and where Q does; the warp knows as one, so that descriptors are made in uniform
+  /// Where tile i of keys lies, and where Q does; the warp knows it as one, so that descriptors are made in uniform
   /// registers.
   METHOD Use<STAGES> use_of(int i) const { return Use<STAGES>(warp_uniform(used + i)); }
-  METHOD Use<Q_STAGES> queries() const { return Use<Q_STAGES>(warp_uniform(taken)); }
+  METHOD Use<Q_STAGES> queries() const { return Use<Q_STAGES>(taken); }
 
-  /// Goes on to what comes next; the last tile of what was there has number −1. Whether there is something.
-  METHOD bool go_on() {
+  /// Leaves this tile of queries, whose last tile of keys has number −1 then; what comes next.
+  METHOD Order leave() {
     used += work.tiles;
     ++taken;
-    Order order = orders.hear_and_ask();
-    if (!VARLEN) order.seq = size.sequence(order.seq.b);  // so that the compiler knows most of it
-    order.m0 = warp_uniform(order.m0);
-    work = Work(order, size);
-    return order.m0 >= 0;
+    return orders.hear_and_ask();
   }
   /// Starts S = Q Kᵀ of a tile.
   METHOD void start_scores(const Use<STAGES>& use) {
@@ -264,8 +260,9 @@ struct Consumer {
     wgmma_abt<Element>(r_s, s.q[queries().stage][turn.group], 0, s.k[use.stage], false);
     wgmma_commit();
   }
-  /// The same of the first one, once the queries are there.
-  METHOD void start_first_scores() {
+  /// The same of the first one of the next queries, once these are there.
+  METHOD void begin(const Order& next) {
+    work = Work(next, size);
     const Use<Q_STAGES> use = queries();
     mbarrier_wait(s.q_full[use.stage][turn.group], use.parity);
     turn.take();
@@ -350,7 +347,7 @@ struct Consumer {
     }
   }
   /// Writes O and LSE of what it has gone on from.
-  METHOD void store(const Work& done, const Output& to) {
+  METHOD void store(const Order& done, const Output& to) {
     release(s.v_empty[use_of(-1).stage]);
     softmax.finish();
     softmax.normalise(r_o);
@@ -399,7 +396,7 @@ flash_hopper(const __grid_constant__ TensorMap q, const __grid_constant__ Tensor
     setmaxnreg_dec<PRODUCER_REGISTERS>();
     const auto blind = [&](const Work& work) { store_nothing(work, to, begin(work.h)); };
     if (warp_id() == 0) give_orders(s.order, size, g_taken, blind);
-    if (warp_id() == 1) produce_queries(s, q);
+    if (warp_id() == 1) produce_queries(s, q, size);
     if (warp_id() == 2) produce_keys<true>(s, s.k, s.k_full, s.k_empty, k, size);
     if (warp_id() == 3) produce_keys<false>(s, s.v, s.v_full, s.v_empty, v, size);
   } else {
@@ -407,23 +404,24 @@ flash_hopper(const __grid_constant__ TensorMap q, const __grid_constant__ Tensor
     const Turn turn{warp_uniform(warpgroup_id() - 1)};
     turn.begin();
     Consumer consumer(s, size, turn, sigma * LOG2_E);
-    if (!consumer.go_on()) return;
-    consumer.start_first_scores();
+    Order next = consumer.leave();
+    if (next.m0 < 0) return;
+    consumer.begin(next);
     wgmma_wait<0>(consumer.r_s);
     while (true) {
       consumer.softmax = begin(consumer.work.h);
       consumer.run();
-      const Work done = consumer.work;
-      const bool more = consumer.go_on();
+      const Order done = consumer.work;
+      next = consumer.leave();
       // NOTE: from here on without a branch between a product's start and its wait: ptxas would serialise all.
-      if (!more) {
+      if (next.m0 < 0) {
         consumer.start_output(consumer.use_of(-1));
         wgmma_wait<0>(consumer.r_o, consumer.r_p);
         consumer.store(done, to);
         break;
       }
       consumer.start_output(consumer.use_of(-1));
-      consumer.start_first_scores();
+      consumer.begin(next);
       wgmma_wait<1>(consumer.r_o, consumer.r_p);
       consumer.store(done, to);
       wgmma_wait<0>(consumer.r_s);
