@@ -19,8 +19,8 @@ CONSTANTS = {"cascade": ({"rows": 32, "keys": 16, "warps": 2, "stages": 3, "shar
              "chunked_fused": (_CHUNKED, {**_CHUNKED, "scores": "global"}),
              "chunked_unfused": (_CHUNKED,),
              "flash": ({"block_m": 32, "block_n": 16, "warps": 2},),
-             # With many stages shared memory has no room for O beside Q.
-             "flash_hopper": ({"block_m": 128, "block_n": 16}, {"block_m": 128, "block_n": 32, "stages": 25}),
+             # With many stages shared memory has room for neither a second Q nor O.
+             "flash_hopper": ({"block_m": 128, "block_n": 32}, {"block_m": 128, "block_n": 32, "stages": 25}),
              "mla": ({"rows": 16, "keys": 16, "stages": 3, "groups": 5},
                      {"rows": 32, "keys": 32, "stages": 2, "groups": 2}),
              "mla_hopper": ({"rows": 16, "keys": 32, "stages": 4, "share": 32, "groups": 5, "bulk": 8},
@@ -29,6 +29,9 @@ CONSTANTS = {"cascade": ({"rows": 32, "keys": 16, "warps": 2, "stages": 3, "shar
              "paged": ({"splits": 3, "warps": 2, "stages": 3},),
              "paged_stream": ({"keys": 16, "warps": 2, "stages": 3, "groups": 5},
                               {"keys": 16, "warps": 2, "stages": 2, "groups": 2})}
+
+
+PERSISTENT = ("flash_hopper",)  # kernels with as many blocks as multiprocessors
 
 
 def _upload(machine, rng, *shape) -> np.ndarray:
@@ -45,10 +48,11 @@ class Case:
 
 
 def _prefill(machine, row, constants, rng) -> Iterator[Case]:
-    """Many tiles and ragged ends; blocks of which no row, or only some, sees a key; no keys at all."""
+    """Many tiles and ragged ends; blocks of which no row, or only some, sees a key; no keys at all; and, where a
+    block takes several tiles of queries, more of these than blocks."""
     causal = "causal" in row.features
-    for m, n in ((70, 150), (180, 40), (33, 0)):
-        q, k, v = (_upload(machine, rng, 1, length, 1, DIM) for length in (m, n, n))
+    for b, m, n in ((1, 70, 150), (1, 180, 40), (1, 33, 0), (30, 70, 90))[:4 if row.name in PERSISTENT else 3]:
+        q, k, v = (_upload(machine, rng, b, length, 1, DIM) for length in (m, n, n))
         planned = cuattn.plan_attention(q, k, v, causal=causal, kernel=row.name, constants=constants)
         o, lse = planned.outputs
         yield Case(planned.run, {"o": o, "lse": lse}, lambda: cuattn.compare.check_attention(

@@ -68,9 +68,6 @@ STEPS = 1 << 22  # of a block, after which a mutant is taken to wait forever
 REASONS = {
     "prefill/flash_hopper.cu take: `named_sync(barrier(group), THREADS_OF_TWO AT_SITE)`":
         "It says when a warpgroup starts its products, for speed alone; no data waits for it.",
-    "prefill/flash_hopper.cu flash_hopper: `named_sync(1 + CONSUMERS + group, WARPGROUP)`":
-        "Each warp lays its O over the 16 rows of Q that only its own part of a product reads; PTX does not say so, "
-        "and speaks of the warpgroup.",
     "prefill/flash_hopper.cu load_keys: `warp_sync()`":
         "Bytes of a copy may arrive before they are announced: the barrier's phase ends only with the arrival that "
         "announces them.",
