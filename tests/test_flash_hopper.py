@@ -43,7 +43,7 @@ def test_equal_bits_where_rings_go_round(cpu, randn, d, turns, heads):
     check_schedules(cpu, p.run, {"o": o, "lse": lse})
 
 
-@pytest.mark.parametrize("b", [1, 9, 23])
+@pytest.mark.parametrize("b", [1, 13])
 def test_every_tile_is_taken_once_in_sections_of_heads(machine, randn, b):
     """Sections that are not full, blocks that take many tiles, and runs one after the other: numbers begin anew."""
     q, k, v = randn(b, 140, 3, 8), randn(b, 150, 3, 8), randn(b, 150, 3, 8)

@@ -10,9 +10,9 @@ from traffic_cases import CASES, summary
 PINNED = {
     "flash": {"flash": (0, 55104, 5026, 0, 47280, 0, 1536, 0, 10752, 0, 36864)},
     "flash causal": {"flash": (0, 47744, 5026, 0, 37040, 0, 1536, 0, 8704, 0, 28672)},
-    "flash_hopper": {"flash_hopper": (0, 31840, 226, 12, 220, 0, 20, 0, 0, 21504, 3584)},
+    "flash_hopper": {"flash_hopper": (0, 31840, 226, 12, 880, 0, 20, 0, 0, 21504, 3584)},
     "flash packed": {"flash": (384, 33312, 5072, 0, 24240, 0, 2048, 0, 6656, 0, 18432)},
-    "flash_hopper packed": {"flash_hopper": (176, 24480, 464, 24, 264, 0, 152, 0, 0, 13824, 2304)},
+    "flash_hopper packed": {"flash_hopper": (176, 24480, 464, 24, 1056, 0, 152, 0, 0, 13824, 2304)},
     "standard": {
         "standard_scores": (0, 45552, 50400, 0, 27648, 0, 0, 0, 9216, 0, 18432),
         "standard_softmax": (100800, 0, 26400, 0, 153600, 0, 19200, 0, 0, 0, 0),
