@@ -41,6 +41,7 @@ PROBES = dict(THREADS=256, UNROLL=8, WIDTH=16, Element="bfloat16")
 # Those of whose default shapes some want nearly all registers of a thread; other kernels never want more than at
 # their largest head dim.
 TIGHT = ("flash", "flash_hopper", "paged_stream")
+PADDED = ("flash_hopper",)  # their tiles have whole panels of columns: a head dim between is the next multiple of 64
 ALIKE = ("paged_gather", "paged_launches")  # they launch `paged` as it stands
 
 
@@ -51,7 +52,9 @@ def head_dims(row, arch, more):
         return (256,)
     if row.name.startswith("chunked") or not more:  # tiles of chunks depend on constants, not on the shape
         return (128, 256)
-    return (64, 128, 256, 96, 136, 192) if arch == "sm_90a" and row.name in TIGHT else (64, 128, 256)
+    if arch == "sm_90a" and row.name in TIGHT:
+        return (64, 128, 256, 192) if row.name in PADDED else (64, 128, 256, 96, 136, 192)
+    return (64, 128, 256)
 
 
 def shapes(row, arch):
@@ -112,7 +115,7 @@ def featured(row, arch):
     if arch == "sm_90a":
         for name in ("softcap", "packed"):
             yield from (AttentionShape(1, 8, 2, 4096, 4096, d, "bfloat16", **{name: offered[name]})
-                        for d in (96, 128) if name in offered)
+                        for d in (96, 128) if name in offered and (d == 128 or row.name not in PADDED))
         pages = {name: offered[name] for name in ("packed", "page_size") if name in offered}
         yield from (AttentionShape(4, 8, 2, 16384, 16384, d, "bfloat16", **pages) for d in (64, 128) if pages)
 
