@@ -29,8 +29,6 @@ CONSTANTS = {"cascade": ({"rows": 32, "keys": 16, "warps": 2, "stages": 3, "shar
              "paged": ({"splits": 3, "warps": 2, "stages": 3},),
              "paged_stream": ({"keys": 16, "warps": 2, "stages": 3, "groups": 5},
                               {"keys": 16, "warps": 2, "stages": 2, "groups": 2})}
-
-
 PERSISTENT = ("flash_hopper",)  # kernels with as many blocks as multiprocessors
 
 
@@ -51,7 +49,10 @@ def _prefill(machine, row, constants, rng) -> Iterator[Case]:
     """Many tiles and ragged ends; blocks of which no row, or only some, sees a key; no keys at all; and, where a
     block takes several tiles of queries, more of these than blocks."""
     causal = "causal" in row.features
-    for b, m, n in ((1, 70, 150), (1, 180, 40), (1, 33, 0), (30, 70, 90))[:4 if row.name in PERSISTENT else 3]:
+    shapes = [(1, 70, 150), (1, 180, 40), (1, 33, 0)]
+    if row.name in PERSISTENT:
+        shapes.append((30, 70, 90))
+    for b, m, n in shapes:
         q, k, v = (_upload(machine, rng, b, length, 1, DIM) for length in (m, n, n))
         planned = cuattn.plan_attention(q, k, v, causal=causal, kernel=row.name, constants=constants)
         o, lse = planned.outputs

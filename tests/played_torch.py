@@ -11,6 +11,8 @@ import ml_dtypes
 import numpy as np
 from test_experiments_case import PlayedGpu
 
+from experiments import environment
+
 PARTITION = 512
 # As the operators are registered in vLLM 0.10, csrc/torch_bindings.cpp.
 NAMES = (
@@ -159,6 +161,13 @@ class Gpu(PlayedGpu):
     """A machine whose arrays PyTorch takes and gives."""
 
     xp = _Arrays()
+
+
+def play_gpu(cpu, monkeypatch) -> Gpu:
+    """That machine, on which PyTorch is played and nothing slows its clock."""
+    monkeypatch.setattr(environment, "sensors", lambda: {"measured_throttle_reasons": ""})
+    play(monkeypatch)
+    return Gpu(cpu)
 
 
 class Operator:

@@ -9,11 +9,11 @@ from types import ModuleType
 import ml_dtypes
 import numpy as np
 import pytest
-from played_torch import Gpu, Tensor, play
+from played_torch import Tensor, play_gpu
 from test_experiments_case import DECODE, PREFILL, run
 
 from cuattn import reference
-from experiments import environment, inputs
+from experiments import inputs
 
 CASE = {**DECODE, "kernel": "fa3_decode", "h": 4, "hkv": 2, "lengths": [17, 9, 33], "tokens": 59}
 DENSE = {**PREFILL, "kernel": "fa3", "h": 4, "hkv": 2}
@@ -85,9 +85,7 @@ def library(monkeypatch) -> ModuleType:
 
 @pytest.fixture
 def gpu(cpu, monkeypatch, library):
-    monkeypatch.setattr(environment, "sensors", lambda: {"measured_throttle_reasons": ""})
-    play(monkeypatch)
-    return Gpu(cpu)
+    return play_gpu(cpu, monkeypatch)
 
 
 @pytest.mark.parametrize(("params", "function"), [

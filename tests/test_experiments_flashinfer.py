@@ -8,10 +8,10 @@ import numpy as np
 import played_flashinfer
 import pytest
 from played_flashinfer import play_flashinfer
-from played_torch import Gpu, play
+from played_torch import play_gpu
 from test_experiments_case import APPEND, DECODE, PREFILL, SHARED, run
 
-from experiments import environment, inputs
+from experiments import inputs
 from experiments.suite import load_suite
 
 CASE = {**DECODE, "kernel": "flashinfer_decode", "h": 4, "hkv": 2}
@@ -27,9 +27,7 @@ CASCADE = {**SHARED, "kernel": "flashinfer_cascade", "family": "cascade", "h": 4
 
 @pytest.fixture
 def gpu(cpu, monkeypatch):
-    monkeypatch.setattr(environment, "sensors", lambda: {"measured_throttle_reasons": ""})
-    play(monkeypatch)
-    return Gpu(cpu)
+    return play_gpu(cpu, monkeypatch)
 
 
 @pytest.fixture

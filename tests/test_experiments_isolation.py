@@ -1,6 +1,7 @@
 """Whatever a kernel does, its case ends as a row that says so, and the cases before and after are unharmed."""
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -161,94 +162,33 @@ flops = 1000000000
 mode = ["launch", "graph"]
 """
 )
+
+
+def _sweep(name: str, kernels: list[str], **axes) -> str:
+    """A sweep of a suite, over eight heads of 128 columns in two groups."""
+    axes = {"kernels": kernels, "h": 8, "hkv": 2, "d": 128, **axes}
+    return "\n".join([f"[gpu.{name}]", *(f"{axis} = {json.dumps(values)}" for axis, values in axes.items()), ""])
+
+
+LOAD = {"b": 3, "n": 700}
+MODES = {"mode": ["launch", "graph"]}
 PEER_SUITE = """
 title = "Peers"
 question = "Is every peer timed, or refused in a sentence?"
 [repeat]
 timeout_s = 0.3
-[gpu.peers]
-kernels = ["torch_math", "torch_flash", "torch_cudnn", "fa3", "flashinfer"]
-h = 8
-hkv = 2
-d = 128
-n = 512
-causal = [false, true]
-[gpu.paged_peers]
-kernels = ["fa3_decode", "flashinfer_decode", "vllm_decode"]
-h = 8
-hkv = 2
-d = 128
-b = 3
-n = 700
-page_order = "shuffled"
-mode = ["launch", "graph"]
-[gpu.quantised]
-kernels = ["flashinfer_decode"]
-kv_dtype = "float8_e4m3"
-h = 8
-hkv = 2
-d = 128
-b = 3
-n = 700
-mode = ["launch", "graph"]
-[gpu.prefixes]
-kernels = ["flashinfer_cascade"]
-h = 8
-hkv = 2
-d = 128
-b = 3
-n = 700
-prefix = 320
-page_order = "shuffled"
-mode = ["launch", "graph"]
-[gpu.rows]
-kernels = ["flashinfer_append"]
-h = 8
-hkv = 2
-d = 128
-m = 5
-b = 3
-n = 700
-mode = ["launch", "graph"]
-[gpu.pages]
-kernels = ["torch_copy"]
-h = 8
-hkv = 2
-d = 128
-b = 3
-n = 700
-mode = ["launch", "graph"]
-[gpu.features]
-kernels = ["fa3_decode", "flashinfer_decode"]
-h = 8
-hkv = 2
-d = 128
-m = 4
-window = 300
-b = 3
-n = 700
-mode = ["launch", "graph"]
-[gpu.sinks]
-kernels = ["fa3_decode", "flashinfer_decode"]
-h = 8
-hkv = 2
-d = 128
-sinks = true
-b = 3
-n = 700
-mode = ["launch", "graph"]
-[gpu.pages_of_prefill]
-kernels = ["fa3", "flashinfer"]
-h = 8
-hkv = 2
-d = 128
-b = 3
-n = 700
-causal = true
-layout = "thd"
-page_size = 16
-page_order = "shuffled"
-"""
+""" + "".join([
+    _sweep("peers", ["torch_math", "torch_flash", "torch_cudnn", "fa3", "flashinfer"], n=512, causal=[False, True]),
+    _sweep("paged_peers", ["fa3_decode", "flashinfer_decode", "vllm_decode"], page_order="shuffled", **LOAD, **MODES),
+    _sweep("quantised", ["flashinfer_decode"], kv_dtype="float8_e4m3", **LOAD, **MODES),
+    _sweep("prefixes", ["flashinfer_cascade"], prefix=320, page_order="shuffled", **LOAD, **MODES),
+    _sweep("rows", ["flashinfer_append"], m=5, **LOAD, **MODES),
+    _sweep("pages", ["torch_copy"], **LOAD, **MODES),
+    _sweep("features", ["fa3_decode", "flashinfer_decode"], m=4, window=300, **LOAD, **MODES),
+    _sweep("sinks", ["fa3_decode", "flashinfer_decode"], sinks=True, **LOAD, **MODES),
+    _sweep("pages_of_prefill", ["fa3", "flashinfer"], causal=True, layout="thd", page_size=16, page_order="shuffled",
+           **LOAD),
+])
 # NOTE: where tests run side by side, one of the two runs waits for the other's GPU, and for as long as it may take.
 GPU_RUN_S = 240
 

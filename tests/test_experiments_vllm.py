@@ -6,11 +6,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from played_torch import Gpu, Operator, Tensor, play, play_vllm
+from played_torch import Operator, Tensor, play_gpu, play_vllm
 from test_experiments_case import DECODE, run
 
 from cuattn.kernels.base import Unsupported
-from experiments import doctor, environment, inputs, peers
+from experiments import doctor, inputs, peers
 from experiments.catalog import PEERS, catalog
 from experiments.peers import vllm
 from experiments.suite import load_suite
@@ -21,9 +21,7 @@ CASE = {**DECODE, "kernel": "vllm_decode", "page_size": 8, "h": 4, "hkv": 2}
 
 @pytest.fixture
 def gpu(cpu, monkeypatch):
-    monkeypatch.setattr(environment, "sensors", lambda: {"measured_throttle_reasons": ""})
-    play(monkeypatch)
-    return Gpu(cpu)
+    return play_gpu(cpu, monkeypatch)
 
 
 @pytest.fixture

@@ -70,6 +70,12 @@ def _section(shape: AttentionShape, blocks: int, block_m: int) -> int:
     return max(range(least, 2 * least, group), key=lambda section: ((heads - 1) % section + 1) / section)
 
 
+def _tiles_of_keys(shape: AttentionShape, m0: int, end: int, block_n: int) -> range:
+    """Those of which some query from m0 to end − 1 sees a key."""
+    first, last = shape.keys(m0, end - 1)
+    return range(first // block_n, ceil_div(last, block_n))
+
+
 def _time(shape: AttentionShape, device, block_m: int, block_n: int, rate: float) -> float:
     """What the busiest block computes, in scores of the first tile's rate.
 
@@ -77,9 +83,7 @@ def _time(shape: AttentionShape, device, block_m: int, block_n: int, rate: float
     """
     steps = [0]
     for m0 in range(0, shape.m, block_m):
-        last = min(m0 + block_m, shape.m)
-        begin, end = shape.keys(m0, last - 1)
-        steps.append(ceil_div(end, block_n) - begin // block_n)
+        steps.append(len(_tiles_of_keys(shape, m0, min(m0 + block_m, shape.m), block_n)))
     heads, turns = shape.b * shape.h, len(steps) - 1
     if shape.causal:  # blocks end together
         share = max(max(steps), heads * sum(steps) / device.sms)
@@ -124,9 +128,8 @@ def plan(shape: AttentionShape, device, overrides=None) -> Plan:
                           f"stages at least 1, got block_m={block_m}, block_n={block_n}, stages={stages}; "
                           "change them")
     sizes = shape.d, shape.value_dim, block_m, block_n, stages
-    memories = ((smem_bytes(*sizes, *kept), *kept) for kept in ((2, True), (1, True), (1, False)))
-    smem, q_stages, o_staged = next((m for m in memories if m[0] <= device.smem_per_block),
-                                    (smem_bytes(*sizes, 1, False), 1, False))
+    memories = [(smem_bytes(*sizes, *kept), *kept) for kept in ((2, True), (1, True), (1, False))]
+    smem, q_stages, o_staged = next((m for m in memories if m[0] <= device.smem_per_block), memories[-1])
     if smem > device.smem_per_block:
         raise Unsupported(f"flash_hopper: {stages} stages of {block_n} keys and {block_m} queries at head "
                           f"dim {shape.d} need {smem} bytes of shared memory, {device.name} grants "
@@ -171,10 +174,10 @@ def _neighbours(shape: AttentionShape, plan: Plan, offsets) -> int:
         one = replace(shape, b=1, m=q1 - q0, n=k1 - k0, packed=None)
         for m0 in range(0, one.m, block_m):
             last = min(m0 + block_m, one.m)
-            begin, end = one.keys(m0, last - 1)
-            if begin // block_n == ceil_div(end, block_n):  # they see no key
+            seen = _tiles_of_keys(one, m0, last, block_n)
+            if not seen:
                 continue
-            tail = round_up(end, block_n)
+            tail = seen.stop * block_n
             there = total_k - k0 if shape.page_size is None else round_up(one.n, _box(shape, block_n))
             elements += (min(q0 + m0 + block_m, total_q) - (q0 + last)) * shape.d
             elements += max(min(tail, there) - one.n, 0) * (shape.d + shape.value_dim)
