@@ -150,15 +150,17 @@ def test_the_levels_are_one_sequence(machine, rng, randn):
     cuattn.compare.check_decode(q, cache.k, cache.v, table, lengths, o, lse).raise_if_bad()
 
 
-def test_a_level_without_keys_leaves_the_others_bits(machine, rng, randn):
-    q, some = randn(3, 1, 8, 64), [9, 0, 40]
-    both = Levels(rng, [([0, 3], [0]), (EACH, some)])
+@pytest.mark.parametrize("d", [64, 256])
+def test_a_level_without_keys_leaves_the_others_bits(machine, rng, randn, d):
+    """At D256 a warp merges a row in two steps, and finds after the first that there is nothing."""
+    q, some = randn(3, 1, 8, d), [9, 0, 40]
+    both = Levels(rng, [([0, 3], [0]), (EACH, some)], d=d)
     q_, k, v, ((*_,), (_, table, lengths)) = both.arrays(machine, q)
     alone = cuattn.decode(q_, k, v, table, lengths, kernel="paged_stream", return_lse=True)
     for got, expected in zip(run(machine, q, both)[1:], alone):
         np.testing.assert_array_equal(got, machine.download(expected))
 
-    both = Levels(rng, [([0, 1, 3], [40, 7]), (EACH, [0, 0, 0])])
+    both = Levels(rng, [([0, 1, 3], [40, 7]), (EACH, [0, 0, 0])], d=d)
     _, *together = run(machine, q, both)
     both.levels.pop()
     for got, expected in zip(together, run(machine, q, both)[1:]):

@@ -58,7 +58,7 @@ PINNED = {
     # Rows are whole sectors in shared memory too: a third fewer are copied than for `paged`.
     "paged_stream": {"paged_stream": (420, 74944, 1088, 32, 30656, 0, 864, 0, 19968, 0, 9728)},
     "cascade": {"cascade": (120, 11200, 2584, 0, 4032, 0, 0, 0, 3136, 0, 1344),
-                "cascade_merge": (3808, 0, 1088, 0, 0, 0, 0, 0, 0, 0, 0)},
+                "cascade_merge": (1088, 2560, 1088, 0, 640, 0, 0, 0, 640, 0, 0)},
     # No conflicts: rows of 1152 bytes begin in one bank, and their chunks trade places.
     "mla": {"mla": (438, 35812, 7210, 4, 27241, 0, 418, 0, 9808, 0, 7616)},
     "mla, 80 heads": {"mla": (838, 33352, 20590, 4, 50363, 0, 1044, 0, 10624, 0, 17408)},

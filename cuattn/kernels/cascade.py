@@ -26,7 +26,7 @@ from cuattn.kernels.base import (
 from cuattn.kernels.shapes import CascadeShape, level_name
 
 FILE = "decode/cascade.cu"
-MERGERS = 4  # warps of a merging block, each with a row; the kernel's own
+MERGERS, ROOM = 4, 8  # warps of a merging block, each with a row; parts on their way to one; the kernel's own
 # (rows, keys, warps): of many rows a warp's products take long enough for one block a multiprocessor.
 MANY, FEW = ((128, 64, 8), (128, 32, 8)), ((64, 64, 4), (64, 32, 4), (32, 32, 2), (16, 32, 1))
 
@@ -97,7 +97,8 @@ def plan(shape: CascadeShape, device, overrides=None) -> CascadePlan:
                           f"tiles of {rows} rows × {keys} keys", "split the call")
         launches += [
             Launch(FILE, "cascade", (shape.hkv, most if all_rows else 0, 1), WARP * warps, smem, compiled),
-            Launch(FILE, "cascade_merge", (ceil_div(all_rows, MERGERS), shape.hkv, 1), WARP * MERGERS, 0, compiled),
+            Launch(FILE, "cascade_merge", (ceil_div(all_rows, MERGERS), shape.hkv, 1), WARP * MERGERS,
+                   MERGERS * ROOM * 16 * WARP, compiled),
         ]
         places = max(places, most + items)
     scratch = {**(own.scratch if own else {}),
@@ -167,11 +168,10 @@ def _level_cost(shape: CascadeShape, plan: Plan, level: _Level, carry: bool) -> 
             parts_of[part.group, part.row_tile] = parts_of.get((part.group, part.row_tile), 0) + 1
     for (g, row_tile), count in parts_of.items():
         rows, keys = level.rows_of(Part(g, row_tile, 0, 0)), level.groups[g][1]
-        loaded += rows * (_look(groups, g) + 4 * count)
-        if carry and not keys:
-            continue
-        loaded += rows * (count * (4 + 4 * shape.d) + 4 * carry)
-        stored += rows * (shape.d * size + 4)
+        empty = carry and not keys  # which shows when a lane has merged its first columns
+        columns = min(shape.d, 4 * WARP) if empty else shape.d
+        loaded += rows * (_look(groups, g) + 4 * carry + count * 4 * (ceil_div(columns, 4 * WARP) + columns))
+        stored += 0 if empty else rows * (shape.d * size + 4)
     return loaded, stored
 
 

@@ -14,9 +14,10 @@
 // grid    (HKV, shares), as many as are resident at once; then (ceil(rows / MERGERS), HKV)
 // block   WARPS warps; a warp owns BLOCK_M / WARPS rows and, of these, whole rows of S and O in registers.
 //         Of the merge a warp owns a row
-// smem    Q, and STAGES tiles of K and V: the next ones land while one is multiplied
+// smem    Q, and STAGES tiles of K and V: the next ones land while one is multiplied. Of the merge ROOM parts a warp
 // bytes   K, V and page numbers once an item and KV head; Q and a part's O and LSE once a part, the latter read
 //         once more; O and LSE once
+#include "decode/shares.cuh"
 #include "prim/acc.cuh"
 #include "prim/mask.cuh"
 #include "prim/paging.cuh"
@@ -26,9 +27,9 @@
 #include "prim/tile.cuh"
 
 constexpr int D_PAD = round_up(HEAD_DIM, MMA_K), THREADS = WARPS * WARP, WARP_M = BLOCK_M / WARPS;
-constexpr int MINE = KEYS / WARPS;   // rows of a tile that a warp copies
-constexpr int OWN = M * GROUP;       // rows of a sequence
-constexpr int MERGERS = 4;           // warps of a merging block
+constexpr int MINE = KEYS / WARPS;    // rows of a tile that a warp copies
+constexpr int OWN = M * GROUP;        // rows of a sequence
+constexpr int MERGERS = 4, ROOM = 8;  // warps of a merging block; parts on their way to one
 static_assert(KEYS % WARPS == 0 && MINE <= WARP, "a lane looks up the page of a key");
 
 using QueryTile = SwizzledTile<Element, BLOCK_M, D_PAD>;
@@ -230,72 +231,43 @@ cascade(const View<const Element, 4> g_q, const View<const Element, 4> g_k, cons
   }
 }
 
-struct alignas(16) Quad {
-  float x[4];
+struct MergeSmem {
+  Quad room[MERGERS][ROOM * WARP];
 };
 
 KERNEL(MERGERS* WARP, 1)
-cascade_merge(const View<const float, 3> g_part, const View<const float, 2> g_part_lse, const int* g_offsets,
+cascade_merge(const View<float, 3> g_part, const View<float, 2> g_part_lse, const int* g_offsets,
               const int* g_lengths, const View<Element, 4> g_o, const View<float, 3> g_lse, int GROUPS, int SHARES,
               int ROWS, int carry) {
-  constexpr int QUADS = ceil_div(HEAD_DIM, 4 * WARP), AHEAD = 8;
-  const int row = blockIdx.x * MERGERS + warp_id(), hkv = blockIdx.y;
+  const int row = blockIdx.x * MERGERS + warp_id(), hkv = blockIdx.y, hkvs = gridDim.y;
   if (row >= ROWS) return;
+  Quad* room = dynamic_smem<MergeSmem>().room[warp_id()];
   const List list(g_offsets, g_lengths, GROUPS, SHARES);
   const Found at = list.find([row](const Group& group, int) { return group.first + group.rows <= row; });
   const int row_tile = (row - at.group.first) / BLOCK_M, tiles = at.group.key_tiles();
   const Item item(at, row_tile);
   const int begin = at.begin + row_tile * tiles, first = list.share_of(begin);
-  const int count = list.share_of(begin + tiles - 1) - first + 1, own = row - item.first;
-  const auto place = [&](int part) { return item.place(first + part) * int(gridDim.y) + hkv; };
+  const Parts parts{g_part, g_part_lse, item.place(first) * hkvs + hkv, hkvs, 0,
+                    list.share_of(begin + tiles - 1) - first + 1};
 
-  SoftmaxRow mine;
-#pragma unroll 1
-  for (int part = lane_id(); part < count; part += WARP)
-    mine.merge({load_global(g_part_lse.at(place(part)) + own), 1.f}, LOG2_E);
-  SoftmaxRow whole = merge_lanes(mine, LOG2_E);
-  if (carry && whole.l == 0.f) return;  // what is there stays, bit for bit
-
+  Element* to = row_at(g_o, row, hkv);
   float* lse = g_lse.at(row / OWN, hkv * GROUP + row % GROUP) + row / GROUP % M;
   const float held = shuffle(carry && lane_id() == 0 ? load_global(lse) : -INFINITY, 0);
-  whole.merge({held, 1.f}, LOG2_E);
-  const float inverse = whole.inverse_sum();
-
-  Quad o[QUADS] = {};
-  const auto add = [&](const Quad& part, float weight, int i) {
-#pragma unroll
-    for (int e = 0; e < 4; ++e) o[i].x[e] += part.x[e] * weight;
-  };
 #pragma unroll 1
-  for (int part = 0; part < count; part += AHEAD) {  // NOTE: so many are on their way at a time, there or not
-    const int ahead = min(count - part, AHEAD), lane = lane_id();
-    Quad parts[AHEAD][QUADS];
-    const float weights =  // in lane p that of the p-th
-        whole.weight(lane < ahead ? load_global(g_part_lse.at(place(part + lane)) + own) : -INFINITY, LOG2_E);
-#pragma unroll
-    for (int p = 0; p < AHEAD; ++p)
-#pragma unroll
-      for (int i = 0; i < QUADS; ++i) {
-        const int col = 4 * (i * WARP + lane);
-        const float* from = g_part.at(place(part + p), own) + col;
-        parts[p][i] = p < ahead && col < HEAD_DIM ? load_global(reinterpret_cast<const Quad*>(from)) : Quad{};
-      }
-#pragma unroll
-    for (int p = 0; p < AHEAD; ++p)
-#pragma unroll
-      for (int i = 0; i < QUADS; ++i) add(parts[p][i], shuffle(weights, p), i);
-  }
-  Element* to = row_at(g_o, row, hkv);
-#pragma unroll
-  for (int i = 0; i < QUADS; ++i) {
-    const int col = 4 * (i * WARP + lane_id());
-    if (col >= HEAD_DIM) continue;
-    if (held > -INFINITY) {
+  for (int col0 = 0; col0 < HEAD_DIM; col0 += WARP * 4) {
+    const int col = col0 + lane_id() * 4;
+    const bool there = col < HEAD_DIM;
+    SoftmaxRow whole(-INFINITY, 1.f);
+    Quad o = parts.merged<ROOM>(room, row - item.first, col, there, whole.m);
+    if (carry && whole.m == -INFINITY) return;  // what is there stays, bit for bit
+    const SoftmaxRow::Factors factors = whole.merge({held, 1.f}, LOG2_E);
+    o.scale(factors.mine);
+    if (there && held > -INFINITY) {
       const Pair a = load_pair(to + col), b = load_pair(to + col + 2);
-      add({a.a, a.b, b.a, b.b}, whole.weight(held, LOG2_E), i);
+      o.add({a.a, a.b, b.a, b.b}, factors.theirs);
     }
-    store_pair(to + col, o[i].x[0] * inverse, o[i].x[1] * inverse);
-    store_pair(to + col + 2, o[i].x[2] * inverse, o[i].x[3] * inverse);
+    o.scale(whole.inverse_sum());
+    if (there) store_quad(to + col, o);
+    if (col == 0) store_global(lse, whole.lse(1.f));
   }
-  if (lane_id() == 0) store_global(lse, whole.lse(1.f));
 }

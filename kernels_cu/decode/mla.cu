@@ -285,12 +285,12 @@ mla(const View<const Element, 4> g_q, const View<const Element, 4> g_kv, const V
     if (count == at.tiles()) {
       store_output(s, r_o, g_o.at(at.b, 0, h0), g_o.stride[2], g_lse.at(at.b, h0), rows, sigma);
     } else {
-      const int first = now - at.tile;  // the sequence's first tile in the list
-      const Parts parts{g_part, g_part_lse, unit, int(gridDim.x), list.group_of(first),
-                        list.group_of(first + at.tiles() - 1)};
-      const int mine = parts.place(group, at.tile == 0);
+      const int begin = now - at.tile;  // the sequence's first tile in the list
+      const int first = list.group_of(begin), last = list.group_of(begin + at.tiles() - 1);
+      const Parts parts = parts_of_groups(g_part, g_part_lse, unit, gridDim.x, first, last);
+      const int mine = parts.place(group - first);
       store_output(s, r_o, g_part.at(mine), LATENT, g_part_lse.at(mine), rows, sigma);
-      if (comes_last(s, g_tickets + at.b * gridDim.x + unit, parts.count())) {
+      if (comes_last(s, g_tickets + at.b * gridDim.x + unit, parts.count)) {
         Quad* room = reinterpret_cast<Quad*>(&s.ring[(t + STAGES - 1) % STAGES]) + warp_id() * (ROOM * WARP);
         for (int i = threadIdx.x; i < rows * (LATENT / 4); i += THREADS) {
           const int row = i / (LATENT / 4), col = i % (LATENT / 4) * 4;

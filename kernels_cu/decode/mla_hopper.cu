@@ -457,7 +457,7 @@ mla_hopper_merge(const View<Element, 4> g_o, const View<float, 3> g_lse, const V
   Quad* room = dynamic_smem<MergeSmem>().room[warp_id()];
 #pragma unroll 1
   for (int h = blockIdx.x; h < HEADS; h += gridDim.x) {
-    const Parts parts{g_part, g_part_lse, h / ROWS, ceil_div(HEADS, ROWS), first, last};
+    const Parts parts = parts_of_groups(g_part, g_part_lse, h / ROWS, ceil_div(HEADS, ROWS), first, last);
     const int col = threadIdx.x * 4;
     float lse;
     store_quad(g_o.at(b, 0, h) + col, parts.merged<ROOM>(room, h % ROWS, col, true, lse));

@@ -199,10 +199,10 @@ paged_stream(const View<const Element, 4> g_q, const View<const Cell<Stored>, 4>
   for (int stretch = 0; now < end; ++stretch) {  // of one sequence
     const int count = min(at.tiles() - at.tile, end - now), ahead = stretch == 0 ? STAGES - 1 : 0;
     const int begin = now - at.tile;  // the sequence's first round in the list
-    const Parts parts{g_part, g_part_lse, unit, int(gridDim.x), list.group_of(begin),
-                      list.group_of(begin + at.tiles() - 1)};
+    const int first = list.group_of(begin), last = list.group_of(begin + at.tiles() - 1);
+    const Parts parts = parts_of_groups(g_part, g_part_lse, unit, gridDim.x, first, last);
     const bool whole = count == at.tiles();
-    const int mine = parts.place(group, at.tile == 0);
+    const int mine = parts.place(group - first);
     Accumulator<MMA_M, D_PAD> r_o;
     Softmax<MMA_M> softmax;
     r_o.clear();
@@ -244,8 +244,8 @@ paged_stream(const View<const Element, 4> g_q, const View<const Cell<Stored>, 4>
     block_sync();  // all have left what the warps left
     if (!whole && warp_id() < rows.count) {
       int* ticket = g_tickets + (at.b * gridDim.x + unit) * WARPS + warp_id();
-      const int last = lane_id() == 0 && take_ticket(ticket, parts.count());
-      if (shuffle(last, 0)) {
+      const int comes_last = lane_id() == 0 && take_ticket(ticket, parts.count);
+      if (shuffle(comes_last, 0)) {
         warp_sync();
         for_quads(rows.count, [&](int row, int col, bool there) {
           float lse;

@@ -99,15 +99,13 @@ template <class T> DEVICE void store_quad(T* p, const Quad& q SITE) {
     store_pair(p, q.x[0], q.x[1] AT_SITE), store_pair(p + 2, q.x[2], q.x[3] AT_SITE);
 }
 
-/// The parts of one sequence that the groups from `first` to `last` leave, in the order of its keys. Of each
-/// unit a group has two places, one for the rest of a sequence and one for the start of another.
+/// Parts of one result, in the order of its keys: their places are `step` apart, the first's `shift` further on.
 struct Parts {
   const View<float, 3>& g_o;
   const View<float, 2>& g_lse;
-  int unit, units, first, last;
+  int base, step, shift, count;
 
-  METHOD int count() const { return last - first + 1; }
-  METHOD int place(int group, bool start) const { return 2 * (group * units + unit) + start; }
+  METHOD int place(int part) const { return base + part * step + (part == 0 ? shift : 0); }
 
   /// O of four columns of a row, and its LSE, by a warp whose lanes have the same row; `there`: whether the lane
   /// has columns. NOTE: the parts go to shared memory, where the warp has ROOM × WARP places, all on their way at
@@ -118,15 +116,15 @@ struct Parts {
     Quad o{};
     s_room += lane_id();
 #pragma unroll 1
-    for (int begin = first; begin <= last; begin += ROOM) {
-      const int count = min(last - begin + 1, ROOM), mine = begin + lane_id();
+    for (int begin = 0; begin < count; begin += ROOM) {
+      const int here = min(count - begin, ROOM);
       const float part_lse =
-          lane_id() < count ? load_global(g_lse.at(place(mine, mine == first)) + row AT_SITE) : -INFINITY;
-      const float* from = g_o.at(place(begin, false), row) + col;
-      cp_async16(s_room, begin == first ? from + g_o.stride[0] : from, there AT_SITE);
+          lane_id() < here ? load_global(g_lse.at(place(begin + lane_id())) + row AT_SITE) : -INFINITY;
+      const float* from = g_o.at(base + begin * step, row) + col;
+      cp_async16(s_room, begin == 0 ? from + shift * g_o.stride[0] : from, there AT_SITE);
 #pragma unroll 4
-      for (int i = 1; i < count; ++i) {
-        from += 2 * units * g_o.stride[0];
+      for (int i = 1; i < here; ++i) {
+        from += step * g_o.stride[0];
         cp_async16(s_room + i * WARP, from, there AT_SITE);
       }
       cp_async_commit(ONLY_AT_SITE);
@@ -134,7 +132,7 @@ struct Parts {
       const float weight = whole.weight(part_lse, LOG2_E);
       cp_async_wait<0>(ONLY_AT_SITE);
 #pragma unroll 4
-      for (int i = 0; i < count; ++i) {
+      for (int i = 0; i < here; ++i) {
         const float of_part = shuffle(weight, i AT_SITE);
         whole.l += of_part;
         o.add(load_shared(s_room + i * WARP AT_SITE), of_part);
@@ -145,3 +143,10 @@ struct Parts {
     return o;
   }
 };
+
+/// What the groups from `first` to `last` leave of a sequence. Of each unit a group has two places, one for the
+/// rest of a sequence and one for the start of another.
+DEVICE Parts parts_of_groups(const View<float, 3>& g_o, const View<float, 2>& g_lse, int unit, int units, int first,
+                             int last) {
+  return {g_o, g_lse, 2 * (first * units + unit), 2 * units, 1, last - first + 1};
+}
