@@ -1,6 +1,8 @@
 """paged_stream: shares of every number of groups, parts merged by whoever is last, tickets that are 0 again."""
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 import quantised_cases
@@ -40,6 +42,29 @@ def test_groups_of_heads_that_are_cut(machine, rng, randn, group):
     run(machine, "paged_stream", q, cache, constants={**SMALL, "groups": 3})
 
 
+TEAMED = {"keys": 16, "warps": 4, "stages": 2, "groups": 3}
+
+
+@pytest.mark.parametrize("team", [1, 2, 4])
+@pytest.mark.parametrize("m, group, d, options", [
+    (1, 32, 128, {}), (1, 40, 64, {}), (3, 11, 72, {"window_size": (40, 0)}), (8, 12, 64, {"softcap": 3.0}),
+    (4, 16, 256, {}), (1, 130, 64, {}),
+], ids=str)
+def test_warps_that_share_their_tiles(machine, rng, randn, team, m, group, d, options):
+    """Every tile of rows is somebody's, also the last of an odd number, and 2 rows of one; a warp merges up to 4."""
+    cache, q = make_cache(rng, [300, 9, 0, 64], 16, 1, d), randn(4, m, group, d)
+    sinks = {"sinks": randn(group, dtype="float32")}
+    run(machine, "paged_stream", q, cache, constants={**TEAMED, "team": team}, **options, **sinks)
+
+
+@pytest.mark.parametrize("kv_dtype, kind, d", [("int8", "pages", 64), ("float8_e4m3", "heads", 128), ("int8", "one", 256)])
+def test_warps_that_share_tiles_of_bytes(machine, rng, randn, kv_dtype, kind, d):
+    cache = quantised_cases.make_quantised(rng, [300, 9, 0, 64], 16, 2, d, kv_dtype, kind)
+    for team, keys in product((2, 4), (16, 32)):
+        constants = {"warps": 4, "stages": 2, "groups": 3, "keys": keys, "team": team}
+        quantised_cases.run(machine, randn(4, 2, 48, d), cache, constants=constants)
+
+
 def test_a_sequence_is_not_cut_into_more_parts_than_merging_pays(machine, rng, randn):
     """Merging looks at the states of 32 parts at a time, and these are more."""
     n = 16 * 2 * MOST_PARTS
@@ -64,17 +89,19 @@ def test_o_passes_the_banks_without_conflicts(cpu, rng, randn, d, kv_dtype, grou
         p.run()
     lines = (KERNELS / "decode/paged_stream.cu").read_text(encoding="utf-8").splitlines()
     moved = {access: [site for site in trace.sites if call in lines[site.line - 1] and site.access == access]
-             for access, call in (("shared store", "Products::store("), ("shared load", "[used].o[row][col]"))}
+             for access, call in (("shared store", "Products::store("), ("shared load", "load_shared(reinterpret_cast<const Quad*>(s_o))"))}
     for sites in moved.values():
         assert sum(site.wavefronts for site in sites) > 0 and sum(site.conflicts for site in sites) == 0
 
 
-@pytest.mark.parametrize("groups", [2, 7])
-def test_equal_bits_under_every_schedule(cpu, rng, randn, groups):
+@pytest.mark.parametrize("heads, constants", [
+    (4, {**SMALL, "groups": 2}), (4, {**SMALL, "groups": 7}), (48, {**TEAMED, "team": 2}), (48, {**TEAMED, "team": 4}),
+], ids=str)
+def test_equal_bits_under_every_schedule(cpu, rng, randn, heads, constants):
     """Blocks side by side, in any order: the last one to come merges all parts in their order."""
     cache = make_cache(rng, [130, 300, 0, 9], 16, 1, 64)
-    arrays = [cpu.upload(x) for x in (randn(4, 1, 4, 64), cache.k, cache.v, cache.table, cache.lengths)]
-    p = cuattn.plan_decode(*arrays, kernel="paged_stream", constants={**SMALL, "groups": groups})
+    arrays = [cpu.upload(x) for x in (randn(4, 1, heads, 64), cache.k, cache.v, cache.table, cache.lengths)]
+    p = cuattn.plan_decode(*arrays, kernel="paged_stream", constants=constants)
     o, lse = p.outputs
     parts = {name: p.tensors[name].array for name in ("part", "part_lse")}  # or a run would find the last one's
     check_schedules(cpu, p.run, {"o": o, "lse": lse, **parts})
@@ -122,6 +149,15 @@ def test_rows_of_o_are_padded_where_no_tile_has_to_go_for_it(card, pitch, warps)
         assert rows == 4 or launch.constants["WARPS"] == warps
 
 
+@pytest.mark.parametrize("b, h, d, team", [(64, 8, 128, 1), (64, 16, 128, 1), (1, 64, 128, 1), (8, 64, 128, 2),
+                                            (64, 64, 128, 4), (64, 60, 128, 4), (64, 128, 128, 8), (1, 128, 256, 1)])
+def test_teams_are_as_large_as_rows_fill_and_merging_allows(b, h, d, team):
+    """K and V are read once for a team's rows; one block merges these of all parts of a sequence."""
+    p = plan(b=b, h=h, hkv=1, d=d)
+    assert p.constants["team"] == p.launches[0].constants["TEAM"] == team
+    assert p.launches[0].grid[0] == -(-h // (16 * team))
+
+
 @pytest.mark.parametrize("lengths", [[0], [1, 0, 0], [1000, 3, 16, 17, 0, 900], [5] * 40], ids=str)
 @pytest.mark.parametrize("groups", [1, 2, 5, 64, 1000])
 def test_the_shares_are_equal_and_leave_nothing_out(lengths, groups):
@@ -139,6 +175,9 @@ def test_what_cannot_be_planned_is_refused_in_a_sentence():
         plan(keys=48)
     with pytest.raises(Unsupported, match="at least 2 stages"):
         plan(stages=1)
+    for warps, team in ((8, 3), (32, 2)):
+        with pytest.raises(Unsupported, match=f"team must divide the {warps} warps into at most 15 teams, got {team}"):
+            plan(d=16, warps=warps, stages=2, team=team)
     with pytest.raises(Unsupported, match="do not fit"):
         plan(d=256, warps=8, stages=4)
     with pytest.raises(Unsupported, match=r"rounds of 256 keys, got \d+; choose paged"):

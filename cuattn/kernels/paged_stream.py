@@ -26,6 +26,8 @@ from cuattn.kernels.paged import feature_constants, score_arguments, sink_bytes
 from cuattn.kernels.shapes import DecodeShape
 
 MOST_PARTS = 64  # of a sequence, in the mean; the kernel's own
+MOST_TEAMS = 15  # a block has so many named barriers
+MOST_MERGED = 288  # rows of parts, which take a block some 3 µs: measured, see the notebook
 
 
 def pitches(shape: DecodeShape) -> tuple[int, int]:
@@ -66,9 +68,21 @@ def _shape_of_block(shape: DecodeShape, device, chosen) -> tuple[int, int, int, 
                       f"{device.name}; choose fewer")
 
 
-def units(shape: DecodeShape) -> int:
-    """Of a sequence: its KV heads, each once for 16 rows."""
-    return shape.hkv * ceil_div(shape.rows, MMA_ROWS)
+def units(shape: DecodeShape, team: int) -> int:
+    """Of a sequence: its KV heads, each once for the rows of a team."""
+    return shape.hkv * ceil_div(shape.rows, MMA_ROWS * team)
+
+
+def team_of(shape: DecodeShape, warps: int, blocks: int) -> int:
+    """Warps that share their tiles, each with 16 rows: as many as there are rows for, as long as one block does not
+    have too much to merge where these are all the blocks."""
+    team = 1
+    while team * MMA_ROWS < shape.rows and warps % (2 * team) == 0:
+        parts = blocks / max(units(shape, 2 * team) * shape.b, 1)  # of a sequence, in the mean
+        if 2 * team * MMA_ROWS * parts > MOST_MERGED:
+            break
+        team *= 2
+    return team
 
 
 def plan(shape: DecodeShape, device, overrides=None) -> Plan:
@@ -81,25 +95,31 @@ def plan(shape: DecodeShape, device, overrides=None) -> Plan:
     if stages < 2 or WARP * warps > MAX_THREADS:
         raise Unsupported(f"paged_stream: needs 1 to 32 warps and at least 2 stages, got warps={warps}, "
                           f"stages={stages}; change them")
-    groups = chosen["groups"] or max(per_sm * device.sms // max(units(shape), 1), 1)
+    team = chosen["team"] or team_of(shape, warps, per_sm * device.sms)
+    if team < 1 or warps % team or team > 1 and warps > team * MOST_TEAMS:
+        raise Unsupported(f"paged_stream: team must divide the {warps} warps into at most {MOST_TEAMS} teams, got "
+                          f"{team}; change it")
+    count = units(shape, team)
+    groups = chosen["groups"] or max(per_sm * device.sms // max(count, 1), 1)
     most = shape.b * max(ceil_div(shape.seen(shape.room), keys * warps), 1)
     shares.check_list("paged_stream", most, groups, f"rounds of {keys * warps} keys",
                       "choose paged, or split the call")
     check_grid("paged_stream", "groups", groups)
     check_grid("paged_stream", "sequences", shape.b)
-    grid = (units(shape), groups if shape.b else 0, 1)
-    blocks = units(shape) * groups
+    grid = (count, groups if shape.b else 0, 1)
+    blocks = count * groups
     smem = smem_bytes(shape, keys, warps, stages, pitch)
     compiled = {
         "HEAD_DIM": shape.d, "GROUP": max(shape.group, 1), "PAGE_SIZE": shape.page_size, "KEYS": keys,
-        "WARPS": warps, "STAGES": stages, "BLOCKS_PER_SM": per_sm, "O_PITCH": pitch, "Element": shape.dtype,
-        "SMEM_BYTES": smem, **quantised.constants(shape), **feature_constants(shape),
+        "WARPS": warps, "TEAM": team, "STAGES": stages, "BLOCKS_PER_SM": per_sm, "O_PITCH": pitch,
+        "Element": shape.dtype, "SMEM_BYTES": smem, **quantised.constants(shape), **feature_constants(shape),
     }
-    rows = min(max(shape.rows, 1), MMA_ROWS)
+    rows = min(max(shape.rows, 1), MMA_ROWS * team)
     scratch = {"part": ((2 * blocks, rows, shape.d), "float32"), "part_lse": ((2 * blocks, rows), "float32"),
-               "tickets": ((shape.b * units(shape) * warps,), "int32")}
+               "tickets": ((shape.b * count * warps,), "int32")}
     launch = Launch("decode/paged_stream.cu", "paged_stream", grid, WARP * warps, smem, compiled)
-    tunables = {"keys": keys, "warps": warps, "stages": stages, "blocks_per_sm": per_sm, "groups": groups}
+    tunables = {"keys": keys, "warps": warps, "team": team, "stages": stages, "blocks_per_sm": per_sm,
+                "groups": groups}
     return Plan((launch,), tunables, scratch, zeroed=frozenset({"tickets"}))
 
 
@@ -115,12 +135,13 @@ def cost(shape: DecodeShape, plan: Plan, lengths) -> Cost:
     (count, groups, _), threads = plan.launches[0].grid, plan.launches[0].block
     if not count or not groups:
         return Cost(0, 0, 0, plan.launch_count, plan.scratch_bytes)
-    size, d, warps, rows = ELEMENT_BYTES[shape.dtype], shape.d, threads // WARP, shape.m * shape.h
+    size, d, rows = ELEMENT_BYTES[shape.dtype], shape.d, shape.m * shape.h
+    team, warps = plan.constants["team"], threads // WARP
     keys = [shape.seen(length) for length in lengths]
     key = 2 * d * ELEMENT_BYTES[shape.stored] + 4 + 8 * (shape.scales == "pages")
     taken = stretches(plan, keys)
     loaded, stored = shares.results(taken, rows, d, size)
-    loaded += sum(map(len, taken)) * warps * rows * d * size + sink_bytes(shape)
+    loaded += sum(map(len, taken)) * warps // team * rows * d * size + sink_bytes(shape)
     loaded += count * (sum(keys) * key + shares.lengths_read(taken, shape.b, groups, threads))
     loaded += count * len(taken) * threads * 8 * (shape.scales == "heads")
     return Cost(4 * shape.h * shape.pairs(lengths) * d, loaded, stored, plan.launch_count, plan.scratch_bytes)
@@ -140,8 +161,8 @@ ROW = Row(
     name="paged_stream", family="decode", file="decode/paged_stream.cu", archs=("sm_80+",),
     dtypes=("float16", "bfloat16"), head_dims=range(8, 257, 8),
     features=frozenset({"gqa", "lse", "paged", "quantised", "queries", *scores.FEATURES}),
-    constants={"keys": None, "warps": None, "stages": None, "blocks_per_sm": None, "groups": None},
-    choices={"keys": (16, 32), "warps": (4, 8), "stages": (2, 3, 4), "blocks_per_sm": (1, 2)},
+    constants={"keys": None, "warps": None, "team": None, "stages": None, "blocks_per_sm": None, "groups": None},
+    choices={"keys": (16, 32), "warps": (4, 8), "team": (1, 2, 4, 8), "stages": (2, 3, 4), "blocks_per_sm": (1, 2)},
     teaches="Divide the work by bytes, not by sequences: equal shares of one list leave no multiprocessor "
             "waiting for the longest request, and whoever finishes last merges, so one launch is enough.",
     plan=plan, cost=cost, arguments=arguments,

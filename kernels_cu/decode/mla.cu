@@ -34,6 +34,8 @@ static_assert(KEYS % WARPS == 0 && MINE <= WARP, "a lane looks up the page of a 
 using QueryTile = SwizzledTile<Element, ROWS, WIDTH>;
 using KeyTile = SwizzledTile<Element, KEYS, WIDTH>;
 constexpr int ROOM = room_in(sizeof(KeyTile) / WARPS);  // for parts, where the last tile was
+constexpr int APART = THREADS / (LATENT / 4), AT_ONCE = ROOM / 2 < 4 ? ROOM / 2 : 4;  // rows that a warp merges
+static_assert(THREADS % (LATENT / 4) == 0 && AT_ONCE > 0, "a thread's columns are the same in every row");
 using WeightTile = SwizzledTile<Element, ROWS, KEYS>;
 using List = Shares<KEYS, MOST_PARTS>;
 
@@ -292,11 +294,17 @@ mla(const View<const Element, 4> g_q, const View<const Element, 4> g_kv, const V
       store_output(s, r_o, g_part.at(mine), LATENT, g_part_lse.at(mine), rows, sigma);
       if (comes_last(s, g_tickets + at.b * gridDim.x + unit, parts.count)) {
         Quad* room = reinterpret_cast<Quad*>(&s.ring[(t + STAGES - 1) % STAGES]) + warp_id() * (ROOM * WARP);
-        for (int i = threadIdx.x; i < rows * (LATENT / 4); i += THREADS) {
-          const int row = i / (LATENT / 4), col = i % (LATENT / 4) * 4;
-          float lse;
-          store_quad(g_o.at(at.b, 0, h0 + row) + col, parts.merged<ROOM>(room, row, col, true, lse));
-          if (col == 0) store_global(g_lse.at(at.b, h0 + row), lse);
+        const int col = threadIdx.x % (LATENT / 4) * 4;
+#pragma unroll 1
+        for (int row0 = threadIdx.x / (LATENT / 4); row0 < rows; row0 += AT_ONCE * APART) {
+          Quad o[AT_ONCE];
+          float lse[AT_ONCE];
+          parts.merge<ROOM>(o, lse, room, row0, APART, min(ceil_div(rows - row0, APART), AT_ONCE), col, true);
+#pragma unroll
+          for (int row = row0, r = 0; r < AT_ONCE && row < rows; ++r, row += APART) {
+            store_quad(g_o.at(at.b, 0, h0 + row) + col, o[r]);
+            if (col == 0) store_global(g_lse.at(at.b, h0 + row), lse[r]);
+          }
         }
       }
     }

@@ -9,15 +9,16 @@
 //
 // Where they are compiled in, as in flash.cu: CAUSAL among the last M tokens, WINDOW, SOFTCAP, SINKS
 //
-// grid    (HKV · ceil(M · GROUP / 16), groups), as many as are resident at once. NOTE: the blocks of a group run
-//         side by side, so that the heads of a token, neighbours in memory, are read at the same time
-// block   WARPS warps; in a round each takes its own tile of KEYS keys, from its own ring of STAGES tiles, which
-//         runs on from sequence to sequence; no block barrier in the loop. Where one ends the warps' states merge;
-//         of a sequence that is cut, each warp merges those rows whose parts it has left itself
+// grid    (HKV · ceil(M · GROUP / (16 TEAM)), groups), as many as are resident at once. NOTE: the blocks of a group
+//         run side by side, so that the heads of a token, neighbours in memory, are read at the same time
+// block   WARPS warps; in a round each copies its own tile of KEYS keys to its own ring of STAGES tiles, which runs
+//         on from sequence to sequence. TEAM warps are a team: each has its own 16 rows, and multiplies them with
+//         the tiles of all its team; no wider barrier in the loop. Where a sequence ends the states of warps with
+//         the same rows merge; of one that is cut, each warp merges those rows whose parts it has left itself
 // smem    of each warp the ring, and in the same copies Q; its O takes the place of the tile it has used last
-// bytes   the K and V row of every listed key once a KV head (once for each 16 rows of Q), its page number and, of
-//         a quantised cache whose pages have scales, those; Q once a warp for each stretch of a sequence; O and
-//         LSE; of a sequence that is cut, every part written and read
+// bytes   the K and V row of every listed key once a KV head (once for each 16 · TEAM rows of Q), its page number
+//         and, of a quantised cache whose pages have scales, those; a warp's rows of Q for each stretch of a
+//         sequence; O and LSE; of a sequence that is cut, every part written and read
 #include "decode/products.cuh"
 #include "decode/rows.cuh"
 #include "decode/shares.cuh"
@@ -27,16 +28,24 @@
 #include "prim/swizzled.cuh"
 #include "prim/ticket.cuh"
 
-constexpr int D_PAD = round_up(HEAD_DIM, MMA_K), THREADS = WARPS * WARP, ROUND = WARPS * KEYS,
-              ROWS = M * GROUP < MMA_M ? M * GROUP : MMA_M;
+constexpr int D_PAD = round_up(HEAD_DIM, MMA_K), THREADS = WARPS * WARP, ROUND = WARPS * KEYS;
+constexpr int ROWS = M * GROUP < MMA_M ? M * GROUP : MMA_M;  // of a warp
+constexpr int UNITS = ceil_div(ROW_TILES, TEAM);             // of a KV head
+constexpr int OWN = ceil_div(M * GROUP < TEAM * MMA_M ? M * GROUP : TEAM * MMA_M, WARPS);  // rows that a warp merges
+// Warps whose tiles are one, for products with more keys, and how many of its rows a warp merges at once. NOTE: O of
+// wider heads leaves no registers for either.
+constexpr bool WIDE = D_PAD > 128;
+constexpr int PAIR = TEAM > 1 && KEYS == MMA_K && !WIDE && !IsByte<Stored>::value ? 2 : 1,
+              AT_ONCE = WIDE ? 1 : OWN < 4 ? OWN : 4;
 using Products = ProductsOf<Stored, SCALES, IsByte<Stored>::value>::type;
 constexpr int PER_WORD = 2 / sizeof(Cell<Stored>), WORDS = D_PAD / PER_WORD;  // 16 bits, and of a row of K or V
 constexpr int MOST_PARTS = 64;  // of a sequence, in the mean: merging more takes longer than shorter shares save
+static_assert(WARPS % TEAM == 0, "all teams are whole");
 static_assert(O_PITCH >= D_PAD && O_PITCH % 4 == 0, "O is read four columns at a time");
 static_assert(KEYS % MMA_K == 0 && KEYS <= WARP, "a lane looks up the page of a key");
 
 struct Tile : KeyScales<KEYS, SCALES == SCALES_PAGES> {
-  SwizzledTile<Element, KEYS, WORDS> k, v;
+  SwizzledTile<Element, PAIR * KEYS, WORDS> k, v;
 };
 /// The rows of Q that there are; those that the tensor core takes beyond are the last one again.
 struct QueryTile {
@@ -47,13 +56,14 @@ struct QueryTile {
 };
 union Stage {
   Tile tile;
-  float o[ROWS][O_PITCH];  // rows that are stored together begin in different banks, if there is room
+  float o[PAIR][ROWS][O_PITCH];  // rows that are stored together begin in different banks, if there is room
 
-  METHOD Quad* room() { return reinterpret_cast<Quad*>(this); }  // for parts of a sequence that is cut
+  METHOD Quad* room() { return reinterpret_cast<Quad*>(this) + warp_id() % PAIR * int(sizeof(Stage) / PAIR / 16); }
 };
+constexpr int ROOM = room_in(sizeof(Stage) / PAIR);  // of a warp, for parts of a sequence that is cut
 struct Smem {
   QueryTile q[WARPS][STAGES];
-  Stage ring[WARPS][STAGES];
+  Stage ring[WARPS / PAIR][STAGES];
   float m[WARPS][MMA_M], l[WARPS][MMA_M];
 };
 static_assert(sizeof(Smem) == SMEM_BYTES, "the plan's shared memory must be this struct");
@@ -67,8 +77,17 @@ struct FirstSeen {
 using Rounds = Shares<ROUND, MOST_PARTS, FirstSeen>;
 using Round = Rounds::At;
 
-/// The first key of this warp's tile in a round, or in the one that is so many behind.
-DEVICE int key0_of(const Round& at, int ahead = 0) { return at.first_key() + ahead * ROUND + warp_id() * KEYS; }
+/// The first key of a warp's tile in a round, or in the one that is so many behind.
+DEVICE int key0_of(int warp, const Round& at, int ahead = 0) { return at.first_key() + ahead * ROUND + warp * KEYS; }
+
+/// Of this warp's team.
+DEVICE int first_warp() { return warp_id() / TEAM * TEAM; }
+DEVICE void team_sync(SITE_ONLY) {
+  if constexpr (TEAM == 1)
+    warp_sync(ONLY_AT_SITE);
+  else
+    named_sync(1 + warp_id() / TEAM, TEAM * WARP AT_SITE);
+}
 
 /// A warp's copies, which run ahead of its products from sequence to sequence.
 struct Loader {
@@ -90,7 +109,7 @@ struct Loader {
       : g_q(g_q), g_k(g_k), g_v(g_v), g_table(g_table), scales(scales), list(list), rows(rows), at(at), left(left),
         pages(fetch_pages()), stretch(0), first(true) {}
   METHOD int fetch_pages() const {
-    const int key = key0_of(at) + lane_id();
+    const int key = key0_of(warp_id(), at) + lane_id();
     return lane_id() < KEYS && key < at.length ? page_of<PAGE_SIZE>(g_table.at(at.b), key) : 0;
   }
   /// Starts the next tile, with a stretch's first one its Q, and looks up the pages of the tile behind, so that no
@@ -99,11 +118,11 @@ struct Loader {
     if (left-- <= 0) return;
     const Round now = at;
     const bool begins = first;
-    const int begun = stretch, key0 = key0_of(now), mine = key0 + lane_id();
+    const int begun = stretch, key0 = key0_of(warp_id(), now), mine = key0 + lane_id();
     // Each lane places the row of its own key, and tells the lanes that copy it.
     const int64_t k_row = int64_t(row_in_page<PAGE_SIZE>(g_k, pages, mine, rows.hkv)),
                   v_row = int64_t(row_in_page<PAGE_SIZE>(g_v, pages, mine, rows.hkv));
-    s.start_loading(scales, int64_t(pages) * (gridDim.x / ROW_TILES) + rows.hkv, mine < now.length);
+    s.start_loading(scales, int64_t(pages) * (gridDim.x / UNITS) + rows.hkv, mine < now.length);
     if (left > 0) {
       list.skip(at, 1);
       first = at.b != now.b, stretch += first;
@@ -111,6 +130,7 @@ struct Loader {
     }
     using W = Walk<WARP, WORDS>;
     const W walk(lane_id());
+    const int row0 = warp_id() % PAIR * KEYS;
 #pragma unroll
     for (int i = 0; i < ceil_div(KEYS, W::ROW_STEP); ++i) {
       const int row = walk.row + i * W::ROW_STEP;
@@ -118,18 +138,17 @@ struct Loader {
                     *v = reinterpret_cast<const Element*>(shuffle(v_row, row % WARP));
       if (walk.rests() || row >= KEYS) continue;
       const bool valid = key0 + row < now.length && walk.col < HEAD_DIM / PER_WORD;
-      cp_async16(s.k.at(row, walk.col), k + walk.col, valid);
-      cp_async16(s.v.at(row, walk.col), v + walk.col, valid);
+      cp_async16(s.k.at(row0 + row, walk.col), k + walk.col, valid);
+      cp_async16(s.v.at(row0 + row, walk.col), v + walk.col, valid);
     }
     if (begins) rows.load_q<WARP>(q[begun % STAGES].rows, g_q, now.b, lane_id());
   }
 };
 
-/// A warp's states and O, the latter where its tile `used` was.
+/// A warp's states and O, the latter where its tile `used` was, which is free now.
 DEVICE void leave(Smem& s, int used, const Accumulator<MMA_M, D_PAD>& r_o, Softmax<MMA_M>& softmax, float o_scale) {
   constexpr int HALVES = ROWS > 8 ? 2 : 1;  // of the tile's 16 rows
   softmax.finish();
-  warp_sync();  // all lanes have read the tile
 #pragma unroll
   for (int half = 0; half < HALVES; ++half) {
     const int row = r_o.row(0, half);
@@ -138,37 +157,39 @@ DEVICE void leave(Smem& s, int used, const Accumulator<MMA_M, D_PAD>& r_o, Softm
       store_shared(&s.m[warp_id()][row], softmax.row[0][half].m);
       store_shared(&s.l[warp_id()][row], softmax.row[0][half].l);
     }
-    Products::store(s.ring[warp_id()][used].o[row], r_o, half, o_scale);
+    Products::store(s.ring[warp_id() / PAIR][used].o[warp_id() % PAIR][row], r_o, half, o_scale);
   }
 }
 
-/// O of four columns of a row, and its LSE, of what all warps have left.
-DEVICE Quad merged(const Smem& s, int used, int row, int col, float sigma, float& lse) {
+/// O, but not yet divided, of four columns of one of the block's rows, and its state, of what the warps that have
+/// it have left.
+DEVICE Quad merged(const Smem& s, int used, int row, int col, float sigma, SoftmaxRow& whole) {
+  const int first = TEAM == 1 ? 0 : row / MMA_M;
+  row -= first * MMA_M;
   float top = -INFINITY;
 #pragma unroll
-  for (int w = 0; w < WARPS; ++w) top = fmaxf(top, load_shared(&s.m[w][row]));
-  SoftmaxRow whole(top, 0.f);
+  for (int w = 0; w < WARPS; w += TEAM) top = fmaxf(top, load_shared(&s.m[first + w][row]));
+  whole = SoftmaxRow(top, 0.f);
   Quad o{};
 #pragma unroll
-  for (int w = 0; w < WARPS; ++w) {
-    const float weight = whole.weight(load_shared(&s.m[w][row]), sigma * LOG2_E);
-    whole.l += load_shared(&s.l[w][row]) * weight;
-    o.add(load_shared(reinterpret_cast<const Quad*>(&s.ring[w][used].o[row][col])), weight);
+  for (int w = 0; w < WARPS; w += TEAM) {
+    const float weight = whole.weight(load_shared(&s.m[first + w][row]), sigma * LOG2_E);
+    whole.l += load_shared(&s.l[first + w][row]) * weight;
+    const float* s_o = &s.ring[(first + w) / PAIR][used].o[(first + w) % PAIR][row][col];
+    o.add(load_shared(reinterpret_cast<const Quad*>(s_o)), weight);
   }
-  o.scale(whole.inverse_sum());
-  lse = whole.lse(sigma);
   return o;
 }
 
-/// Calls f(row, column, whether there is one) for each four neighbours of `rows` rows, of which a warp has whole
-/// ones, and all its lanes the same.
+/// Calls f(row, how many of the AT_ONCE rows from it on, WARPS apart, there are, column, whether there is one) for
+/// each four neighbours of `rows` rows, of which a warp has whole ones, and all its lanes the same.
 template <class F> DEVICE void for_quads(int rows, F f) {
 #pragma unroll 1
-  for (int row = warp_id(); row < rows; row += WARPS)
+  for (int row = warp_id(); row < rows; row += AT_ONCE * WARPS)
 #pragma unroll 1
     for (int col0 = 0; col0 < HEAD_DIM; col0 += WARP * 4) {
-      const int col = col0 + lane_id() * 4;
-      f(row, col, HEAD_DIM % (WARP * 4) == 0 || col < HEAD_DIM);
+      const int col = col0 + lane_id() * 4, there = AT_ONCE == 1 ? 1 : min(ceil_div(rows - row, WARPS), AT_ONCE);
+      f(row, there, col, HEAD_DIM % (WARP * 4) == 0 || col < HEAD_DIM);
     }
 }
 
@@ -182,16 +203,16 @@ paged_stream(const View<const Element, 4> g_q, const View<const Cell<Stored>, 4>
   Smem& s = dynamic_smem<Smem>();
   const Scales scales{g_k_scale, g_v_scale, k_scale, v_scale};
   const int unit = blockIdx.x, group = blockIdx.y;
-  const Rows rows(unit / ROW_TILES, unit % ROW_TILES);
+  const Rows rows(unit / UNITS, unit % UNITS * TEAM, TEAM), own = rows.tile(warp_id() % TEAM);
   const Rounds list(g_lengths, BATCH, gridDim.y, 1, FirstSeen{left});
   if (!list.has_share(group)) return;
   int now = list.begin(group);
   const int end = list.begin(group + 1);
   Round at = list.find(now);
-  Loader loader(g_q, g_k, g_v, g_table, scales, list, rows, at, end - now);
+  Loader loader(g_q, g_k, g_v, g_table, scales, list, own, at, end - now);
   Products products(scales, rows.hkv);
   auto& q = s.q[warp_id()];
-  auto& ring = s.ring[warp_id()];
+  auto& ring = s.ring[warp_id() / PAIR];
 
   const float sigma2 = sigma * LOG2_E;
   int t = 0;
@@ -206,40 +227,56 @@ paged_stream(const View<const Element, 4> g_q, const View<const Cell<Stored>, 4>
     Accumulator<MMA_M, D_PAD> r_o;
     Softmax<MMA_M> softmax;
     r_o.clear();
-    if (SINKS && at.tile == 0 && warp_id() == 0) rows.begin_with_sinks(softmax, g_sinks, sigma);
+    if (SINKS && at.tile == 0 && warp_id() < TEAM) own.begin_with_sinks(softmax, g_sinks, sigma);
 #pragma unroll 1
     for (int i = -ahead; i < count; ++i) {
       if (i >= 0) {
         cp_async_wait<STAGES - 2>();
-        warp_sync();  // the tile is here for the warp, and the one before is used up
+        team_sync();  // the team's tiles are here, and the ones before are used up
       }
       loader.start_loading(q, ring[(t + min(i, 0) + STAGES - 1) % STAGES].tile);
       cp_async_commit();
       if (i < 0) continue;
 
-      const Tile& tile = ring[t++ % STAGES].tile;
-      const int key0 = key0_of(at, i);
-      Accumulator<MMA_M, KEYS> r_s;
-      r_s.clear();
+      const int slot = t++ % STAGES;
+      if (UNITS * TEAM > ROW_TILES && own.count <= 0) continue;
       if (i == 0) products.take(q[stretch % STAGES]);
-      products.scores(r_s, q[stretch % STAGES], tile);
-      if constexpr (SOFTCAP) cap_scores(r_s, squash);
-      rows.mask(r_s, key0, at.length, QuerySight{M, at.length, left, right});
-      products.weigh(softmax, r_s, r_o, sigma2);
-      products.output(r_o, r_s, tile);
+#pragma unroll 1
+      for (int mate = 0; mate < TEAM; mate += PAIR) {
+        const int warp = first_warp() + mate;
+        const Tile& tile = s.ring[warp / PAIR][slot].tile;
+        Accumulator<MMA_M, PAIR * KEYS> r_s;
+        r_s.clear();
+        products.scores(r_s, q[stretch % STAGES], tile);
+        if constexpr (SOFTCAP) cap_scores(r_s, squash);
+        own.mask(r_s, key0_of(warp, at, i), at.length, QuerySight{M, at.length, left, right});
+        products.weigh(softmax, r_s, r_o, sigma2);
+        products.output(r_o, r_s, tile);
+      }
     }
     const int used = (t + STAGES - 1) % STAGES;  // nothing is on its way to this tile yet
+    team_sync();  // all have read it
     leave(s, used, r_o, softmax, products.o_scale());
     block_sync();
-    for_quads(rows.count, [&](int row, int col, bool there) {
+    for_quads(rows.count, [&](int row0, int several, int col, bool there) {
       if (!there) return;
-      float lse;
-      const Quad o = merged(s, used, row, col, sigma, lse);
-      if (whole)
-        store_quad(rows.o_at(g_o, at.b, row) + col, o);
-      else
-        store_quad(g_part.at(mine, row) + col, o);
-      if (col == 0) store_global(whole ? rows.lse_at(g_lse, at.b, row) : g_part_lse.at(mine) + row, lse);
+      Quad o[AT_ONCE];
+      SoftmaxRow state[AT_ONCE];
+#pragma unroll
+      for (int r = 0; r < AT_ONCE; ++r)
+        o[r] = merged(s, used, r < several ? row0 + r * WARPS : row0, col, sigma, state[r]);
+#pragma unroll
+      for (int r = 0; r < AT_ONCE; ++r) {
+        if (r >= several) break;
+        const int row = row0 + r * WARPS;
+        o[r].scale(state[r].inverse_sum());
+        if (whole)
+          store_quad(rows.o_at(g_o, at.b, row) + col, o[r]);
+        else
+          store_quad(g_part.at(mine, row) + col, o[r]);
+        if (col == 0)
+          store_global(whole ? rows.lse_at(g_lse, at.b, row) : g_part_lse.at(mine) + row, state[r].lse(sigma));
+      }
     });
     block_sync();  // all have left what the warps left
     if (!whole && warp_id() < rows.count) {
@@ -247,11 +284,17 @@ paged_stream(const View<const Element, 4> g_q, const View<const Cell<Stored>, 4>
       const int comes_last = lane_id() == 0 && take_ticket(ticket, parts.count);
       if (shuffle(comes_last, 0)) {
         warp_sync();
-        for_quads(rows.count, [&](int row, int col, bool there) {
-          float lse;
-          const Quad o = parts.merged<room_in(sizeof(Stage))>(ring[used].room(), row, col, there, lse);
-          if (there) store_quad(rows.o_at(g_o, at.b, row) + col, o);
-          if (col == 0) store_global(rows.lse_at(g_lse, at.b, row), lse);
+        for_quads(rows.count, [&](int row0, int several, int col, bool there) {
+          Quad o[AT_ONCE];
+          float lse[AT_ONCE];
+          parts.merge<ROOM>(o, lse, ring[used].room(), row0, WARPS, several, col, there);
+#pragma unroll
+          for (int r = 0; r < AT_ONCE; ++r) {
+            if (r >= several) break;
+            const int row = row0 + r * WARPS;
+            if (there) store_quad(rows.o_at(g_o, at.b, row) + col, o[r]);
+            if (col == 0) store_global(rows.lse_at(g_lse, at.b, row), lse[r]);
+          }
         });
       }
     }

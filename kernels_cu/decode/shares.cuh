@@ -108,39 +108,65 @@ struct Parts {
   METHOD int place(int part) const { return base + part * step + (part == 0 ? shift : 0); }
 
   /// O of four columns of a row, and its LSE, by a warp whose lanes have the same row; `there`: whether the lane
-  /// has columns. NOTE: the parts go to shared memory, where the warp has ROOM × WARP places, all on their way at
-  /// once: in registers, each would need a test of its own, and all of them take longer than the parts do.
+  /// has columns.
   template <int ROOM> METHOD Quad merged(Quad* s_room, int row, int col, bool there, float& lse SITE) const {
-    static_assert(0 < ROOM && ROOM <= WARP, "a lane looks after the state of a part");
-    SoftmaxRow whole;
-    Quad o{};
+    Quad o[1];
+    float of_row[1];
+    merge<ROOM>(o, of_row, s_room, row, 0, 1, col, there AT_SITE);
+    lse = of_row[0];
+    return o[0];
+  }
+  /// The same of up to R rows, `apart` from each other, of which there are `rows`: what one waits for, the others wait
+  /// for too. NOTE: the parts go to shared memory, where the warp has ROOM × WARP places, all on their way at once: in
+  /// registers, each would need a test of its own, and all of them take longer than the parts do.
+  template <int ROOM, int R>
+  METHOD void merge(Quad (&o)[R], float (&lse)[R], Quad* s_room, int row, int apart, int rows, int col,
+                    bool there SITE) const {
+    constexpr int AHEAD = ROOM / R, NEXT = AHEAD * WARP;  // parts of a row; where the next one's are
+    static_assert(0 < AHEAD && AHEAD <= WARP, "a lane looks after the state of a part");
+    const int64_t next_row = apart * g_o.stride[1];
+    SoftmaxRow whole[R];
+    float weight[R];
     s_room += lane_id();
+#pragma unroll
+    for (int r = 0; r < R; ++r) o[r] = {};
 #pragma unroll 1
-    for (int begin = 0; begin < count; begin += ROOM) {
-      const int here = min(count - begin, ROOM);
-      const float part_lse =
-          lane_id() < here ? load_global(g_lse.at(place(begin + lane_id())) + row AT_SITE) : -INFINITY;
+    for (int begin = 0; begin < count; begin += AHEAD) {
+      const int here = min(count - begin, AHEAD);
       const float* from = g_o.at(base + begin * step, row) + col;
-      cp_async16(s_room, begin == 0 ? from + shift * g_o.stride[0] : from, there AT_SITE);
+#pragma unroll
+      for (int r = 0; r < R; ++r) {
+        weight[r] = -INFINITY;
+        if (r < rows && lane_id() < here)
+          weight[r] = load_global(g_lse.at(place(begin + lane_id())) + row + r * apart AT_SITE);
+        cp_async16(s_room + r * NEXT, (begin == 0 ? from + shift * g_o.stride[0] : from) + r * next_row,
+                   there && r < rows AT_SITE);
+      }
 #pragma unroll 4
       for (int i = 1; i < here; ++i) {
         from += step * g_o.stride[0];
-        cp_async16(s_room + i * WARP, from, there AT_SITE);
+#pragma unroll
+        for (int r = 0; r < R; ++r)
+          cp_async16(s_room + r * NEXT + i * WARP, from + r * next_row, there && r < rows AT_SITE);
       }
       cp_async_commit(ONLY_AT_SITE);
-      o.scale(whole.raise(warp_max(part_lse AT_SITE), LOG2_E));
-      const float weight = whole.weight(part_lse, LOG2_E);
+#pragma unroll
+      for (int r = 0; r < R; ++r) {
+        o[r].scale(whole[r].raise(warp_max(weight[r] AT_SITE), LOG2_E));
+        weight[r] = whole[r].weight(weight[r], LOG2_E);
+      }
       cp_async_wait<0>(ONLY_AT_SITE);
 #pragma unroll 4
-      for (int i = 0; i < here; ++i) {
-        const float of_part = shuffle(weight, i AT_SITE);
-        whole.l += of_part;
-        o.add(load_shared(s_room + i * WARP AT_SITE), of_part);
-      }
+      for (int i = 0; i < here; ++i)
+#pragma unroll
+        for (int r = 0; r < R; ++r) {
+          const float of_part = shuffle(weight[r], i AT_SITE);
+          whole[r].l += of_part;
+          o[r].add(load_shared(s_room + r * NEXT + i * WARP AT_SITE), of_part);
+        }
     }
-    o.scale(whole.inverse_sum());
-    lse = whole.lse(1.f);
-    return o;
+#pragma unroll
+    for (int r = 0; r < R; ++r) o[r].scale(whole[r].inverse_sum()), lse[r] = whole[r].lse(1.f);
   }
 };
 
