@@ -28,7 +28,8 @@ CONSTANTS = {"cascade": ({"rows": 32, "keys": 16, "warps": 2, "stages": 3, "shar
                             {"rows": 32, "keys": 64, "stages": 2, "share": 64, "groups": 2, "bulk": 128}),
              "paged": ({"splits": 3, "warps": 2, "stages": 3},),
              "paged_stream": ({"keys": 16, "warps": 2, "stages": 3, "groups": 5},
-                              {"keys": 16, "warps": 2, "stages": 2, "groups": 2})}
+                              {"keys": 16, "warps": 2, "stages": 2, "groups": 2},
+                              {"keys": 16, "warps": 2, "team": 2, "stages": 2, "groups": 3})}
 PERSISTENT = ("flash_hopper",)  # kernels with as many blocks as multiprocessors
 
 
@@ -96,11 +97,12 @@ def _in_pages(machine, row, constants, rng) -> Case:
 
 
 def _decode(machine, row, constants, rng) -> Iterator[Case]:
-    """Splits of many tiles, of fewer than a ring holds, and empty ones; a sequence without keys."""
+    """Splits of many tiles, of fewer than a ring holds, and empty ones; a sequence without keys. Of as many rows as
+    warps that are a team take."""
     lengths, page, width = np.array([130, 5, 0, 1000], np.int32), 16, 64
     pages = rng.permutation(len(lengths) * width).astype(np.int32)
     k, v = (_upload(machine, rng, len(pages), page, 2, DIM) for _ in range(2))
-    arrays = [_upload(machine, rng, len(lengths), 1, 4, DIM), k, v,
+    arrays = [_upload(machine, rng, len(lengths), 1, 40 if constants.get("team") else 4, DIM), k, v,
               machine.upload(pages.reshape(-1, width)), machine.upload(lengths)]
     planned = cuattn.plan_decode(*arrays, kernel=row.name, constants=constants)
     yield _of_parts(planned, lambda o, lse: cuattn.compare.check_decode(

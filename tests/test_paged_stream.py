@@ -48,7 +48,7 @@ TEAMED = {"keys": 16, "warps": 4, "stages": 2, "groups": 3}
 @pytest.mark.parametrize("team", [1, 2, 4])
 @pytest.mark.parametrize("m, group, d, options", [
     (1, 32, 128, {}), (1, 40, 64, {}), (3, 11, 72, {"window_size": (40, 0)}), (8, 12, 64, {"softcap": 3.0}),
-    (4, 16, 256, {}), (1, 130, 64, {}),
+    (4, 16, 256, {}), (1, 130, 64, {}), (1, 64, 8, {}),
 ], ids=str)
 def test_warps_that_share_their_tiles(machine, rng, randn, team, m, group, d, options):
     """Every tile of rows is somebody's, also the last of an odd number, and 2 rows of one; a warp merges up to 4."""

@@ -21,9 +21,9 @@ def _arrays(machine, *shapes):
     return [machine.upload(array.astype("bfloat16")) for array in arrays]
 
 
-def _decode(machine, lengths, kernel="paged", **constants) -> Planned:
+def _decode(machine, lengths, kernel="paged", heads=8, **constants) -> Planned:
     pages = -(-max(lengths) // 16)
-    q, k, v = _arrays(machine, (len(lengths), 1, 8, 128), *[(len(lengths) * pages, 16, 2, 128)] * 2)
+    q, k, v = _arrays(machine, (len(lengths), 1, heads, 128), *[(len(lengths) * pages, 16, 2, 128)] * 2)
     order = np.random.default_rng(8).permutation(len(lengths) * pages).astype(np.int32)
     table, lengths = machine.upload(order.reshape(-1, pages)), machine.upload(np.array(lengths, np.int32))
     return cuattn.plan_decode(q, k, v, table, lengths, kernel=kernel,
@@ -103,6 +103,7 @@ CASES = {
     "paged_launches": lambda m: _decode(m, [1, 500, 1000, 777], "paged_launches"),
     "paged_launches, by page": lambda m: _decode(m, [1, 100], "paged_launches", launch="page"),
     "paged_stream": lambda m: _decode(m, [1, 500, 1000, 777], "paged_stream", keys=16, groups=3),
+    "paged_stream, 80 heads": lambda m: _decode(m, [1, 300], "paged_stream", 80, keys=16, stages=2, groups=2, team=4),
     "cascade": lambda m: _decode_cascade(m, [([0, 4], [200]), ([0, 1, 4], [40, 70])], rows=16, keys=16, warps=1,
                                          stages=2, shares=3),
     "mla": lambda m: _decode_mla(m, [1, 500, 300], 16, rows=16, keys=64, stages=2, groups=3),

@@ -31,14 +31,13 @@
 constexpr int D_PAD = round_up(HEAD_DIM, MMA_K), THREADS = WARPS * WARP, ROUND = WARPS * KEYS;
 constexpr int ROWS = M * GROUP < MMA_M ? M * GROUP : MMA_M;  // of a warp
 constexpr int UNITS = ceil_div(ROW_TILES, TEAM);             // of a KV head
-constexpr int OWN = ceil_div(M * GROUP < TEAM * MMA_M ? M * GROUP : TEAM * MMA_M, WARPS);  // rows that a warp merges
-// Warps whose tiles are one, for products with more keys, and how many of its rows a warp merges at once. NOTE: O of
-// wider heads leaves no registers for either.
+// NOTE: wider rows of O leave no registers for products with more keys, nor for several rows at once in a merge.
 constexpr bool WIDE = D_PAD > 128;
-constexpr int PAIR = TEAM > 1 && KEYS == MMA_K && !WIDE && !IsByte<Stored>::value ? 2 : 1,
-              AT_ONCE = WIDE ? 1 : OWN < 4 ? OWN : 4;
+constexpr int PAIR = TEAM > 1 && KEYS == MMA_K && !WIDE && !IsByte<Stored>::value ? 2 : 1;  // warps whose tiles are one
 using Products = ProductsOf<Stored, SCALES, IsByte<Stored>::value>::type;
 constexpr int PER_WORD = 2 / sizeof(Cell<Stored>), WORDS = D_PAD / PER_WORD;  // 16 bits, and of a row of K or V
+constexpr int BEHIND = 2 * (STAGES - 2);  // groups of copies, K and V of a tile each one, behind the tile waited for
+constexpr bool V_LATER = TEAM == 1;  // V is waited for after S. NOTE: of a team that barrier costs more than it saves
 constexpr int MOST_PARTS = 64;  // of a sequence, in the mean: merging more takes longer than shorter shares save
 static_assert(WARPS % TEAM == 0, "all teams are whole");
 static_assert(O_PITCH >= D_PAD && O_PITCH % 4 == 0, "O is read four columns at a time");
@@ -61,6 +60,8 @@ union Stage {
   METHOD Quad* room() { return reinterpret_cast<Quad*>(this) + warp_id() % PAIR * int(sizeof(Stage) / PAIR / 16); }
 };
 constexpr int ROOM = room_in(sizeof(Stage) / PAIR);  // of a warp, for parts of a sequence that is cut
+constexpr int OWN = ceil_div(M * GROUP < TEAM * MMA_M ? M * GROUP : TEAM * MMA_M, WARPS);  // rows that a warp merges
+constexpr int AT_ONCE = WIDE ? 1 : OWN < 4 && OWN < ROOM ? OWN : ROOM < 4 ? ROOM : 4;
 struct Smem {
   QueryTile q[WARPS][STAGES];
   Stage ring[WARPS / PAIR][STAGES];
@@ -112,10 +113,14 @@ struct Loader {
     const int key = key0_of(warp_id(), at) + lane_id();
     return lane_id() < KEYS && key < at.length ? page_of<PAGE_SIZE>(g_table.at(at.b), key) : 0;
   }
-  /// Starts the next tile, with a stretch's first one its Q, and looks up the pages of the tile behind, so that no
-  /// copy waits for them.
+  /// Starts the next tile, if there is one: K, with a stretch's first one Q, as a group of copies, V as another. Looks
+  /// up the pages of the tile behind, so that no copy waits for them.
   METHOD void start_loading(QueryTile (&q)[STAGES], Tile& s) {
-    if (left-- <= 0) return;
+    if (left-- > 0) start_next(q, s);
+    else cp_async_commit();
+    cp_async_commit();
+  }
+  METHOD void start_next(QueryTile (&q)[STAGES], Tile& s) {
     const Round now = at;
     const bool begins = first;
     const int begun = stretch, key0 = key0_of(warp_id(), now), mine = key0 + lane_id();
@@ -130,18 +135,20 @@ struct Loader {
     }
     using W = Walk<WARP, WORDS>;
     const W walk(lane_id());
-    const int row0 = warp_id() % PAIR * KEYS;
+    const auto copy = [&](auto& tile, int64_t row_of_lane) {
 #pragma unroll
-    for (int i = 0; i < ceil_div(KEYS, W::ROW_STEP); ++i) {
-      const int row = walk.row + i * W::ROW_STEP;
-      const Element *k = reinterpret_cast<const Element*>(shuffle(k_row, row % WARP)),
-                    *v = reinterpret_cast<const Element*>(shuffle(v_row, row % WARP));
-      if (walk.rests() || row >= KEYS) continue;
-      const bool valid = key0 + row < now.length && walk.col < HEAD_DIM / PER_WORD;
-      cp_async16(s.k.at(row0 + row, walk.col), k + walk.col, valid);
-      cp_async16(s.v.at(row0 + row, walk.col), v + walk.col, valid);
-    }
+      for (int i = 0; i < ceil_div(KEYS, W::ROW_STEP); ++i) {
+        const int row = walk.row + i * W::ROW_STEP;
+        const Element* from = reinterpret_cast<const Element*>(shuffle(row_of_lane, row % WARP));
+        if (walk.rests() || row >= KEYS) continue;
+        const bool valid = key0 + row < now.length && walk.col < HEAD_DIM / PER_WORD;
+        cp_async16(tile.at(warp_id() % PAIR * KEYS + row, walk.col), from + walk.col, valid);
+      }
+    };
+    copy(s.k, k_row);
     if (begins) rows.load_q<WARP>(q[begun % STAGES].rows, g_q, now.b, lane_id());
+    cp_async_commit();
+    copy(s.v, v_row);
   }
 };
 
@@ -231,11 +238,10 @@ paged_stream(const View<const Element, 4> g_q, const View<const Cell<Stored>, 4>
 #pragma unroll 1
     for (int i = -ahead; i < count; ++i) {
       if (i >= 0) {
-        cp_async_wait<STAGES - 2>();
+        cp_async_wait<BEHIND + V_LATER>();
         team_sync();  // the team's tiles are here, and the ones before are used up
       }
       loader.start_loading(q, ring[(t + min(i, 0) + STAGES - 1) % STAGES].tile);
-      cp_async_commit();
       if (i < 0) continue;
 
       const int slot = t++ % STAGES;
@@ -251,6 +257,10 @@ paged_stream(const View<const Element, 4> g_q, const View<const Cell<Stored>, 4>
         if constexpr (SOFTCAP) cap_scores(r_s, squash);
         own.mask(r_s, key0_of(warp, at, i), at.length, QuerySight{M, at.length, left, right});
         products.weigh(softmax, r_s, r_o, sigma2);
+        if constexpr (V_LATER) {
+          cp_async_wait<BEHIND + 2>();  // the next tile is on its way by now
+          warp_sync();
+        }
         products.output(r_o, r_s, tile);
       }
     }

@@ -22,7 +22,6 @@
 // PAGE_SIZE  each lane of the warp that copies keys has a box of the tile, of one page; boxes behind a
 //         sequence's end come from no page and are zeros
 #include "prefill/orders.cuh"
-#include "prim/acc.cuh"
 #include "prim/sink.cuh"
 #include "prim/softcap.cuh"
 #include "prim/softmax.cuh"

@@ -17,10 +17,3 @@ DEVICE Sequence packed_sequence(const int* g_begin_q, const int* g_begin_k, int 
   const int k0 = shuffle(begin, 2 AT_SITE), k1 = shuffle(begin, 3 AT_SITE);
   return {i, 0, q0, k0, q1 - q0, k1 - k0};
 }
-
-/// The same for one thread.
-DEVICE Sequence packed_sequence_alone(const int* g_begin_q, const int* g_begin_k, int i SITE) {
-  const int q0 = load_global(g_begin_q + i AT_SITE), q1 = load_global(g_begin_q + i + 1 AT_SITE);
-  const int k0 = load_global(g_begin_k + i AT_SITE), k1 = load_global(g_begin_k + i + 1 AT_SITE);
-  return {i, 0, q0, k0, q1 - q0, k1 - k0};
-}
