@@ -90,6 +90,13 @@ DEVICE void team_sync(SITE_ONLY) {
     named_sync(1 + warp_id() / TEAM, TEAM * WARP AT_SITE);
 }
 
+/// All rows of the teams of a unit. NOTE: behind the last one a warp of its own has less than none.
+DEVICE Rows rows_of_team(int unit) {
+  Rows rows(unit / UNITS, unit % UNITS * TEAM);
+  rows.count = min(M * GROUP - rows.first, TEAM * MMA_M);
+  return rows;
+}
+
 /// A warp's copies, which run ahead of its products from sequence to sequence.
 struct Loader {
   const View<const Element, 4>& g_q;
@@ -210,7 +217,7 @@ paged_stream(const View<const Element, 4> g_q, const View<const Cell<Stored>, 4>
   Smem& s = dynamic_smem<Smem>();
   const Scales scales{g_k_scale, g_v_scale, k_scale, v_scale};
   const int unit = blockIdx.x, group = blockIdx.y;
-  const Rows rows(unit / UNITS, unit % UNITS * TEAM, TEAM), own = rows.tile(warp_id() % TEAM);
+  const Rows rows = rows_of_team(unit), own(rows.hkv, rows.first / MMA_M + warp_id() % TEAM);
   const Rounds list(g_lengths, BATCH, gridDim.y, 1, FirstSeen{left});
   if (!list.has_share(group)) return;
   int now = list.begin(group);

@@ -17,16 +17,13 @@ using QuerySight = Sight<CAUSAL, WINDOW>;
 /// The first key of a sequence of N that some query sees. The last one sees the sequence's last key.
 DEVICE int first_seen(int N, int left) { return QuerySight{M, N, left, 0}.begin(0); }
 
-/// One tile of them, or several.
+/// One tile of them.
 struct Rows {
   int hkv, first, h0, count;  // KV head; first row; the head from which `head` counts; number of rows
 
-  METHOD Rows(int hkv, int tile, int tiles = 1)
+  METHOD Rows(int hkv, int tile)
       : hkv(hkv), first(tile * MMA_M), h0(hkv * GROUP + (M == 1 ? first : 0)),
-        count(min(M * GROUP - first, tiles * MMA_M)) {}
-
-  /// One tile of several. NOTE: behind the last row there are less than none.
-  METHOD Rows tile(int i) const { return {hkv, first / MMA_M + i}; }
+        count(min(M * GROUP - first, MMA_M)) {}
 
   METHOD int query(int row) const { return M == 1 ? 0 : (first + row) / GROUP; }
   METHOD int head(int row) const { return h0 + (M == 1 ? row : (first + row) % GROUP); }
