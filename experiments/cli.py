@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Optional
 
 import typer
+import typer.core
 from rich.markup import escape
 
 from experiments import build_cli, estimate, export_cli, ladder, ladder_tables, run_cli, runner, store, tables
@@ -18,7 +19,7 @@ from experiments.claims import cli as claims
 from experiments.console import console, fail, say_stale, say_unreadable
 from experiments.diagnose import cli as diagnose
 from experiments.explain import cli as explain
-from experiments.interrupts import raise_again
+from experiments.interrupts import INTERRUPTED, ignore, raise_again
 from experiments.run_cli import (
     Batch,
     KernelPaths,
@@ -37,7 +38,21 @@ from experiments.suite import load_suite, suite_names
 from experiments.words import UserError, several
 from experiments.worker import Unavailable
 
+
+class _Commands(typer.core.TyperGroup):
+    """An interrupt that no command answers ends as a sentence too."""
+
+    def invoke(self, ctx):
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            ignore()
+            typer.echo("Stopped before it was done.", err=True)
+            raise SystemExit(INTERRUPTED) from None
+
+
 app = typer.Typer(
+    cls=_Commands,
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,

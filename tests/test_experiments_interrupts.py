@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from planted import SUITE, asleep, command, lines, plant, suite_file, wait_for
 
-from experiments import store
+from experiments import cli, store
 
 STOPPED = 130
 
@@ -69,6 +69,22 @@ def test_at_any_moment_of_the_first_seconds(begin, tenths, tmp_path):
     out, err = interrupted(process)
     began = (tmp_path / "run" / store.MANIFEST).exists()
     assert ("Stopped. What was done is kept; go on with: " in out) if began else "Stopped before" in out + err
+
+
+def test_where_no_command_answers_it(monkeypatch, capsys):
+    """Between the words of a command line and what it does, and in what keeps nothing."""
+    handler = signal.getsignal(signal.SIGINT)
+
+    def press():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "suite_names", press)
+    try:
+        with pytest.raises(SystemExit) as stopped:
+            cli.app(["list"])
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    assert stopped.value.code == STOPPED and capsys.readouterr().err == "Stopped before it was done.\n"
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
