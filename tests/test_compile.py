@@ -80,7 +80,8 @@ def shapes(row, arch):
             yield DecodeShape(512, 8, 2, 128, 16, 256, "float16")
             yield from decode_featured(row)
             if "team" in row.constants:  # 64 rows, of one query and of several
-                yield from (DecodeShape(64, 64, 1, d, 16, 256, "bfloat16") for d in dims if d <= 128 or arch == "sm_90a")
+                yield from (DecodeShape(64, 64, 1, d, 16, 256, "bfloat16")
+                            for d in dims if d <= 128 or arch == "sm_90a")
                 yield DecodeShape(64, 32, 4, 128, 16, 256, "bfloat16", "int8", "pages", m=8)
         if "quantised" in row.features:
             yield DecodeShape(1, 8, 2, 256, 16, 256, "bfloat16", "float8_e4m3")

@@ -57,7 +57,9 @@ def test_warps_that_share_their_tiles(machine, rng, randn, team, m, group, d, op
     run(machine, "paged_stream", q, cache, constants={**TEAMED, "team": team}, **options, **sinks)
 
 
-@pytest.mark.parametrize("kv_dtype, kind, d", [("int8", "pages", 64), ("float8_e4m3", "heads", 128), ("int8", "one", 256)])
+@pytest.mark.parametrize("kv_dtype, kind, d", [
+    ("int8", "pages", 64), ("float8_e4m3", "heads", 128), ("int8", "one", 256),
+])
 def test_warps_that_share_tiles_of_bytes(machine, rng, randn, kv_dtype, kind, d):
     cache = quantised_cases.make_quantised(rng, [300, 9, 0, 64], 16, 2, d, kv_dtype, kind)
     for team, keys in product((2, 4), (16, 32)):
@@ -88,8 +90,9 @@ def test_o_passes_the_banks_without_conflicts(cpu, rng, randn, d, kv_dtype, grou
     with cpu.tracing() as trace:
         p.run()
     lines = (KERNELS / "decode/paged_stream.cu").read_text(encoding="utf-8").splitlines()
+    calls = {"shared store": "Products::store(", "shared load": "load_shared(reinterpret_cast<const Quad*>(s_o))"}
     moved = {access: [site for site in trace.sites if call in lines[site.line - 1] and site.access == access]
-             for access, call in (("shared store", "Products::store("), ("shared load", "load_shared(reinterpret_cast<const Quad*>(s_o))"))}
+             for access, call in calls.items()}
     for sites in moved.values():
         assert sum(site.wavefronts for site in sites) > 0 and sum(site.conflicts for site in sites) == 0
 

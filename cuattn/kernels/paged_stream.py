@@ -96,7 +96,7 @@ def plan(shape: DecodeShape, device, overrides=None) -> Plan:
         raise Unsupported(f"paged_stream: needs 1 to 32 warps and at least 2 stages, got warps={warps}, "
                           f"stages={stages}; change them")
     team = chosen["team"] or team_of(shape, warps, per_sm * device.sms)
-    if team < 1 or warps % team or team > 1 and warps > team * MOST_TEAMS:
+    if warps % team or team > 1 and warps > team * MOST_TEAMS:
         raise Unsupported(f"paged_stream: team must divide the {warps} warps into at most {MOST_TEAMS} teams, got "
                           f"{team}; change it")
     count = units(shape, team)
