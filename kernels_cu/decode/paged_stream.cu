@@ -38,6 +38,8 @@ using Products = ProductsOf<Stored, SCALES, IsByte<Stored>::value>::type;
 constexpr int PER_WORD = 2 / sizeof(Cell<Stored>), WORDS = D_PAD / PER_WORD;  // 16 bits, and of a row of K or V
 constexpr int BEHIND = 2 * (STAGES - 2);  // groups of copies, K and V of a tile each one, behind the tile waited for
 constexpr bool V_LATER = TEAM == 1;  // V is waited for after S. NOTE: of a team that barrier costs more than it saves
+constexpr int common_divisor(int a, int b) { return b == 0 ? a : common_divisor(b, a % b); }
+constexpr int RUN = WINDOW ? 1 : common_divisor(PAGE_SIZE, KEYS);  // keys of a tile that lie in one page, from its start
 constexpr int MOST_PARTS = 64;  // of a sequence, in the mean: merging more takes longer than shorter shares save
 static_assert(WARPS % TEAM == 0, "all teams are whole");
 static_assert(O_PITCH >= D_PAD && O_PITCH % 4 == 0, "O is read four columns at a time");
@@ -128,34 +130,39 @@ struct Loader {
     cp_async_commit();
   }
   METHOD void start_next(QueryTile (&q)[STAGES], Tile& s) {
-    const Round now = at;
-    const bool begins = first;
-    const int begun = stretch, key0 = key0_of(warp_id(), now), mine = key0 + lane_id();
-    // Each lane places the row of its own key, and tells the lanes that copy it.
-    const int64_t k_row = int64_t(row_in_page<PAGE_SIZE>(g_k, pages, mine, rows.hkv)),
-                  v_row = int64_t(row_in_page<PAGE_SIZE>(g_v, pages, mine, rows.hkv));
-    s.start_loading(scales, int64_t(pages) * (gridDim.x / UNITS) + rows.hkv, mine < now.length);
-    if (left > 0) {
-      list.skip(at, 1);
-      first = at.b != now.b, stretch += first;
-      pages = fetch_pages();
-    }
     using W = Walk<WARP, WORDS>;
     const W walk(lane_id());
-    const auto copy = [&](auto& tile, int64_t row_of_lane) {
+    const int key0 = key0_of(warp_id(), at), here = at.length - key0;
+    // A lane places the row of its own key, and tells the lanes that copy it, who find those behind it in the page.
+    const auto copy = [&](auto& tile, const View<const Cell<Stored>, 4>& cache) {
+      const auto mine = int64_t(row_in_page<PAGE_SIZE>(cache, pages, key0 + lane_id(), rows.hkv));
+      const Cell<Stored>* from;
 #pragma unroll
       for (int i = 0; i < ceil_div(KEYS, W::ROW_STEP); ++i) {
         const int row = walk.row + i * W::ROW_STEP;
-        const Element* from = reinterpret_cast<const Element*>(shuffle(row_of_lane, row % WARP));
+        if (RUN % W::ROW_STEP != 0 || i * W::ROW_STEP % RUN == 0)
+          from = reinterpret_cast<const Cell<Stored>*>(shuffle(mine, row % WARP)) + walk.col * PER_WORD;
+        else
+          from += W::ROW_STEP * cache.stride[1];
         if (walk.rests() || row >= KEYS) continue;
-        const bool valid = key0 + row < now.length && walk.col < HEAD_DIM / PER_WORD;
-        cp_async16(tile.at(warp_id() % PAIR * KEYS + row, walk.col), from + walk.col, valid);
+        const bool valid = row < here && walk.col < HEAD_DIM / PER_WORD;
+        cp_async16(tile.at(warp_id() % PAIR * KEYS + row, walk.col), from, valid);
       }
     };
-    copy(s.k, k_row);
-    if (begins) rows.load_q<WARP>(q[begun % STAGES].rows, g_q, now.b, lane_id());
+    s.start_loading(scales, int64_t(pages) * (gridDim.x / UNITS) + rows.hkv, lane_id() < here);
+    copy(s.k, g_k);
+    if (first) rows.load_q<WARP>(q[stretch % STAGES].rows, g_q, at.b, lane_id());
     cp_async_commit();
-    copy(s.v, v_row);
+    copy(s.v, g_v);
+    if (left > 0) look_ahead();
+  }
+  /// NOTE: behind the copies, which have used `pages` by then: a register that two loads of them share has to be
+  /// moved, and who moves it waits for the page.
+  METHOD void look_ahead() {
+    const int b = at.b;
+    list.skip(at, 1);
+    first = at.b != b, stretch += first;
+    pages = fetch_pages();
   }
 };
 
