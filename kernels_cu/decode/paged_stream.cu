@@ -39,7 +39,7 @@ constexpr int PER_WORD = 2 / sizeof(Cell<Stored>), WORDS = D_PAD / PER_WORD;  //
 constexpr int BEHIND = 2 * (STAGES - 2);  // groups of copies, K and V of a tile each one, behind the tile waited for
 constexpr bool V_LATER = TEAM == 1;  // V is waited for after S. NOTE: of a team that barrier costs more than it saves
 constexpr int common_divisor(int a, int b) { return b == 0 ? a : common_divisor(b, a % b); }
-constexpr int RUN = WINDOW ? 1 : common_divisor(PAGE_SIZE, KEYS);  // keys of a tile that lie in one page, from its start
+constexpr int RUN = WINDOW ? 1 : common_divisor(PAGE_SIZE, KEYS);  // keys that lie in one page, from a tile's first on
 constexpr int MOST_PARTS = 64;  // of a sequence, in the mean: merging more takes longer than shorter shares save
 static_assert(WARPS % TEAM == 0, "all teams are whole");
 static_assert(O_PITCH >= D_PAD && O_PITCH % 4 == 0, "O is read four columns at a time");
@@ -182,6 +182,8 @@ DEVICE void leave(Smem& s, int used, const Accumulator<MMA_M, D_PAD>& r_o, Softm
   }
 }
 
+DEVICE bool has_column(int col) { return HEAD_DIM % (WARP * 4) == 0 || col < HEAD_DIM; }
+
 /// O, but not yet divided, of four columns of one of the block's rows, and its state, of what the warps that have
 /// it have left.
 DEVICE Quad merged(const Smem& s, int used, int row, int col, float sigma, SoftmaxRow& whole) {
@@ -197,20 +199,25 @@ DEVICE Quad merged(const Smem& s, int used, int row, int col, float sigma, Softm
     const float weight = whole.weight(load_shared(&s.m[first + w][row]), sigma * LOG2_E);
     whole.l += load_shared(&s.l[first + w][row]) * weight;
     const float* s_o = &s.ring[(first + w) / PAIR][used].o[(first + w) % PAIR][row][col];
-    o.add(load_shared(reinterpret_cast<const Quad*>(s_o)), weight);
+    if (has_column(col)) o.add(load_shared(reinterpret_cast<const Quad*>(s_o)), weight);
   }
   return o;
 }
 
-/// Calls f(row, how many of the AT_ONCE rows from it on, WARPS apart, there are, column, whether there is one) for
-/// each four neighbours of `rows` rows, of which a warp has whole ones, and all its lanes the same.
-template <class F> DEVICE void for_quads(int rows, F f) {
+/// Merges those of `rows` rows that are the warp's: `sum(o, lse, row, count, col)` makes four columns a lane of `count`
+/// rows, WARPS apart, and `put(row, col, o, lse)` takes each of those that there are.
+template <class Sum, class Put> DEVICE void merge_rows(int rows, Sum sum, Put put) {
 #pragma unroll 1
   for (int row = warp_id(); row < rows; row += AT_ONCE * WARPS)
 #pragma unroll 1
     for (int col0 = 0; col0 < HEAD_DIM; col0 += WARP * 4) {
-      const int col = col0 + lane_id() * 4, there = AT_ONCE == 1 ? 1 : min(ceil_div(rows - row, WARPS), AT_ONCE);
-      f(row, there, col, HEAD_DIM % (WARP * 4) == 0 || col < HEAD_DIM);
+      const int col = col0 + lane_id() * 4, count = AT_ONCE == 1 ? 1 : min(ceil_div(rows - row, WARPS), AT_ONCE);
+      Quad o[AT_ONCE];
+      float lse[AT_ONCE];
+      sum(o, lse, row, count, col);
+      if (!has_column(col)) continue;
+#pragma unroll
+      for (int r = 0; r < AT_ONCE && r < count; ++r) put(row + r * WARPS, col, o[r], lse[r]);
     }
 }
 
@@ -282,25 +289,30 @@ paged_stream(const View<const Element, 4> g_q, const View<const Cell<Stored>, 4>
     team_sync();  // all have read it
     leave(s, used, r_o, softmax, products.o_scale());
     block_sync();
-    for_quads(rows.count, [&](int row0, int several, int col, bool there) {
-      if (!there) return;
-      Quad o[AT_ONCE];
-      SoftmaxRow state[AT_ONCE];
-#pragma unroll
-      for (int r = 0; r < AT_ONCE; ++r)
-        o[r] = merged(s, used, r < several ? row0 + r * WARPS : row0, col, sigma, state[r]);
+    const auto finish = [&](int row, int col, const Quad& o, float lse) {
+      store_quad(rows.o_at(g_o, at.b, row) + col, o);
+      if (col == 0) store_global(rows.lse_at(g_lse, at.b, row), lse);
+    };
+    const auto leave_part = [&](int row, int col, const Quad& o, float lse) {
+      store_quad(g_part.at(mine, row) + col, o);
+      if (col == 0) store_global(g_part_lse.at(mine) + row, lse);
+    };
+    const auto of_warps = [&](Quad(&o)[AT_ONCE], float(&lse)[AT_ONCE], int row, int count, int col) {
 #pragma unroll
       for (int r = 0; r < AT_ONCE; ++r) {
-        if (r >= several) break;
-        const int row = row0 + r * WARPS;
-        o[r].scale(state[r].inverse_sum());
-        if (whole)
-          store_quad(rows.o_at(g_o, at.b, row) + col, o[r]);
-        else
-          store_quad(g_part.at(mine, row) + col, o[r]);
-        if (col == 0)
-          store_global(whole ? rows.lse_at(g_lse, at.b, row) : g_part_lse.at(mine) + row, state[r].lse(sigma));
+        SoftmaxRow state;
+        o[r] = merged(s, used, r < count ? row + r * WARPS : row, col, sigma, state);
+        o[r].scale(state.inverse_sum()), lse[r] = state.lse(sigma);
       }
+    };
+    const auto of_parts = [&](Quad(&o)[AT_ONCE], float(&lse)[AT_ONCE], int row, int count, int col) {
+      parts.merge<ROOM>(o, lse, ring[used].room(), row, WARPS, count, col, has_column(col));
+    };
+    merge_rows(rows.count, of_warps, [&](int row, int col, const Quad& o, float lse) {
+      if (whole)
+        finish(row, col, o, lse);
+      else
+        leave_part(row, col, o, lse);
     });
     block_sync();  // all have left what the warps left
     if (!whole && warp_id() < rows.count) {
@@ -308,18 +320,7 @@ paged_stream(const View<const Element, 4> g_q, const View<const Cell<Stored>, 4>
       const int comes_last = lane_id() == 0 && take_ticket(ticket, parts.count);
       if (shuffle(comes_last, 0)) {
         warp_sync();
-        for_quads(rows.count, [&](int row0, int several, int col, bool there) {
-          Quad o[AT_ONCE];
-          float lse[AT_ONCE];
-          parts.merge<ROOM>(o, lse, ring[used].room(), row0, WARPS, several, col, there);
-#pragma unroll
-          for (int r = 0; r < AT_ONCE; ++r) {
-            if (r >= several) break;
-            const int row = row0 + r * WARPS;
-            if (there) store_quad(rows.o_at(g_o, at.b, row) + col, o[r]);
-            if (col == 0) store_global(rows.lse_at(g_lse, at.b, row), lse[r]);
-          }
-        });
+        merge_rows(rows.count, of_parts, finish);
       }
     }
     now += count;
