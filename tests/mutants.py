@@ -73,9 +73,6 @@ REASONS = {
         "announces them.",
     "decode/mla_hopper.cu finish: `named_sync(SCORING, WARPGROUP)`":
         "The CPU machine ends a product for the whole warpgroup where its first warp waits; PTX ends it for each warp.",
-    "decode/paged_stream.cu paged_stream: `take_ticket(ticket, parts.count)` → `true`":
-        "Every block then merges what is there, and the last one to write has all of it. The bytes are more than the "
-        "kernel's cost, which its own tests notice.",
     "decode/paged_stream.cu paged_stream: `warp_sync()` (number 2)":
         "It keeps loads behind the ticket. The CPU machine holds stores back and never reads ahead, so nothing shows.",
 }
