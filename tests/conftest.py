@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import signal
 
@@ -55,6 +56,14 @@ def cpu():
 def machine(request):
     """Each machine in turn; the GPU only where there is one."""
     return open_machine(request.param)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_collections():
+    """What is there before a file's tests is no garbage: every case of a run collects twice, and would look at
+    all that was imported."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-
 import pytest
 from commands import call
 from planted import SUITE, suite_file
@@ -25,15 +23,6 @@ def limited(params, limit: int, reserve: int = 0) -> dict:
 def needed(machine, params) -> int:
     """Bytes of inputs, outputs and scratch."""
     return costs.describe(params, catalog()[params["kernel"]], machine.device)["modelled_peak_bytes"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_collections():
-    """Each case collects garbage twice, which need not look at everything that was imported."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture
