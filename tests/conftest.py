@@ -5,6 +5,7 @@ import functools
 import gc
 import os
 import signal
+import sys
 
 import ml_dtypes  # noqa: F401  (registers bfloat16 with NumPy)
 import numpy as np
@@ -15,6 +16,9 @@ from cuattn.machine import MachineUnavailable, open_machine
 
 os.environ.setdefault("CUATTN_CPU_RACES", "1")  # every kernel a test runs is also checked for races
 os.environ.setdefault("CUATTN_CPU_OPTIMIZE", "g")  # most of them run for a moment: building is what takes time
+# Tests start a hundred processes, and each would compile every module of the repository anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell's background job; tests send Ctrl-C to children
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
