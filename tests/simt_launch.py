@@ -23,6 +23,16 @@ def values(machine, **args) -> list[tuple[str, object]]:
              else np.int32(v) if type(v) is int else v) for name, v in args.items()]
 
 
+def launched(machine, file: str, entry: str, constants: dict, warps: int, given, *left) -> list[np.ndarray]:
+    """What blocks of one warp make of `given` arrays, on either machine: others of (elements, dtype)."""
+    built = build(str(KERNELS / file), entry, constants, machine.device.arch)
+    outs = [machine.empty(size, dtype) for size, dtype in left]
+    arrays = [*(machine.upload(x.reshape(-1)) for x in given), *outs]
+    machine.launch(built, (warps, 1, 1), 32, 0, [(str(i), machine.tensor(x)) for i, x in enumerate(arrays)])
+    machine.synchronize()
+    return [machine.download(x) for x in outs]
+
+
 def line_of(file: str, text: str) -> int:
     """The number of the only line of a file that holds the text; a text with `//` must end it."""
     lines = (KERNELS / file).read_text().splitlines()

@@ -4,22 +4,17 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
-from simt_launch import KERNELS
+from simt_launch import launched
 
-from cuattn.compile import build
 from cuattn.quantise import numbers, quantise
 
 TYPES = pytest.mark.parametrize("kv_dtype", ["float8_e4m3", "int8"])
 
 
-def launched(machine, entry, kv_dtype, blocks, x, *sizes):
+def words(machine, entry, kv_dtype, blocks, x, *sizes):
     """The uint32 outputs of an entry of bytes.cu."""
-    built = build(str(KERNELS / "bytes.cu"), entry, {"Stored": kv_dtype}, machine.device.arch)
-    outputs = [machine.empty(size, "uint32") for size in sizes]
-    machine.launch(built, (blocks, 1, 1), 32, 0, [(str(i), machine.tensor(array)) for i, array in
-                                                 enumerate((machine.upload(x), *outputs))])
-    machine.synchronize()
-    return [machine.download(x) for x in outputs]
+    return launched(machine, "bytes.cu", entry, {"Stored": kv_dtype}, blocks, [x],
+                    *((size, "uint32") for size in sizes))
 
 
 def floats(rng) -> np.ndarray:
@@ -46,7 +41,7 @@ def rounded(x, kv_dtype):
 def test_every_code_becomes_the_float16_that_it_stands_for(machine, kv_dtype):
     """Also as the low and the high ones of a word, and NaN as NaN."""
     codes = np.arange(256, dtype=np.uint8)[(np.arange(256)[:, None] + np.array([0, 37, 101, 215])) % 256]
-    straight, across = launched(machine, "widened", kv_dtype, 8, codes.view(np.uint32).reshape(-1), 512, 512)
+    straight, across = words(machine, "widened", kv_dtype, 8, codes.view(np.uint32).reshape(-1), 512, 512)
     want = numbers(codes, kv_dtype).astype(np.float16)
     np.testing.assert_array_equal(straight.view(np.float16).reshape(256, 4), want)
     np.testing.assert_array_equal(across.view(np.float16).reshape(256, 4), want[:, [0, 2, 1, 3]])
@@ -59,7 +54,7 @@ def test_every_code_becomes_the_float16_that_it_stands_for(machine, kv_dtype):
 def test_floats_go_to_the_nearest_code(machine, rng, kv_dtype):
     """Ties to even, and all that is too large to the largest."""
     x = floats(rng)
-    got, = launched(machine, "narrowed", kv_dtype, len(x) // 128, x, len(x) // 4)
+    got, = words(machine, "narrowed", kv_dtype, len(x) // 128, x, len(x) // 4)
     got, nan = got.view(np.uint8), np.isnan(x)
     np.testing.assert_array_equal(got[~nan], rounded(x, kv_dtype)[~nan])
     assert (got[nan] & 0x7F == (0x7F if kv_dtype == "float8_e4m3" else 0)).all()

@@ -2,9 +2,7 @@
 from __future__ import annotations
 
 import numpy as np
-
-from cuattn.compile import build
-from tests.simt_launch import KERNELS
+from simt_launch import launched
 
 WARPS = 64
 
@@ -18,13 +16,8 @@ def test_lanes_sum_and_compare(machine, rng):
     x[8:16][rng.random((8, 32)) < 0.8] = -np.inf
     x[16:18], x[18, 3] = -np.inf, np.inf
     x[19], x[20] = -0.0, np.where(np.arange(32) % 2, 0.0, -1e-45)
-    built = build(str(KERNELS / "scan.cu"), "scanned", {}, machine.device.arch)
-    outs = [machine.empty((WARPS, 32), dtype) for dtype in ("int32", "int32", "int32", "float32")]
-    given = [machine.tensor(machine.upload(a).reshape(-1)) for a in (n, x)]
-    machine.launch(built, (WARPS, 1, 1), 32, 0, [(str(i), a) for i, a in enumerate(
-        [*given, *(machine.tensor(out.reshape(-1)) for out in outs)])])
-    machine.synchronize()
-    total, below, top, largest = (machine.download(out) for out in outs)
+    total, below, top, largest = (out.reshape(WARPS, 32) for out in launched(
+        machine, "scan.cu", "scanned", {}, WARPS, [n, x], *((n.size, dtype) for dtype in ["int32"] * 3 + ["float32"])))
     np.testing.assert_array_equal(total, np.repeat(n.sum(1, keepdims=True), 32, 1))
     np.testing.assert_array_equal(below, n.cumsum(1))
     np.testing.assert_array_equal(top, np.repeat(n.max(1, keepdims=True), 32, 1))
